@@ -5,6 +5,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=$PWD/build/venv
 jobs=$(nproc)
 export PATH=$venv/bin:$PATH CMAKE_BUILD_PARALLEL_LEVEL=$jobs CTEST_PARALLEL_LEVEL=$jobs
+# Most modules of the tools that pip installs are never imported: Python compiles those that are.
+export PIP_COMPILE=0
 
 # Where there is ccache, what two builds compile alike is compiled once: their folders must be as deep, so that the paths
 # to the sources are the same, and their options equal, -Werror among them (BRECCIA_WERROR).
@@ -59,6 +61,23 @@ summary() {
     printf '%-30s %5d s\n' total "$SECONDS"
     [[ -z $outer_times ]] || cat "$stage_times" >>"$outer_times"
     exit $((failed_stages > 0))
+}
+
+# told LOG STATUS: what a command said that ran in the meantime, and whether it failed.
+told() {
+    cat "$1"
+    return "$2"
+}
+
+# take_turns N ARGUMENTS...: of cases that are alike, of C++ tests that draw them (tests_cpp/support.hpp) and of Python
+# tests (tests_py/conftest.py), one of N runs, by the turn that .ci/run gives or the count of commits, so that every case
+# runs within N turns; all where the first argument is --whole, and all of the files of Python tests that .ci/stages.py
+# says run whole.
+take_turns() {
+    [[ ${2:-} == --whole ]] && return
+    export BRECCIA_TESTS_ONE_OF=$1 BRECCIA_TESTS_TURN BRECCIA_TESTS_TOUCHED
+    : "${BRECCIA_TESTS_TURN:=$(git rev-list --count HEAD 2>/dev/null || echo 0)}"
+    BRECCIA_TESTS_TOUCHED=$("${PYTHON:-python3}" .ci/stages.py --touched)
 }
 
 # debian_packages NAME...: installs what is missing, where this is Debian and we are root; otherwise leaves it be.

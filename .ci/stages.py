@@ -2,19 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of continuous integration: what each protects, and which paths it answers for.
 
-    .ci/stages.py           # those that `.ci/run` runs here: a line each of name, command and reason, between tabs
+    .ci/stages.py           # those that `.ci/run` runs here, a line each: name, command, reason, "alone" or "and the
+                            # next", turn, between tabs
     .ci/stages.py --all     # all of them
+    .ci/stages.py --passed  # remembers that what runs of this commit has passed
+    .ci/stages.py --touched # the files of Python tests that run whole, a line each
 
 Of this checkout run the stages that always run, every stage that answers for a path that the change touches, and one
 of the others in turn, by the count of commits. The change begins at the commit that CI_BASE names; without that, at
-the last commit that is a day older than the newest one and has thirty after it, so that what is landed in one piece is
-seen whole. Where the history does not go back so far, every path counts as touched.
+the last one that has passed in this clone (the reference refs/ci/passed); and where there is none such, at the last
+commit that is a day older than the newest one and has thirty after it, so that what is landed in one piece is seen
+whole. Where the history does not go back so far, every path counts as touched.
+
+A stage of many cases that are alike runs a part of them, another at each turn, and with --all the whole. The turn is
+the count of commits; of a stage that was chosen in turn, the count of its turns.
+
+Files of Python tests that the change touches run whole. So do those that are named as a source that it touches
+(test_a_b.py is named as a/b.py), and those that import or name another file of tests_py that it touches, unless they
+are more than FEW: then these have their part, as nearly everything would run whole.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,8 +35,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ALWAYS = ("",)
 KERNELS = ("cpp/src/kernels/", "cpp/src/backends/", "cpp/src/contract/", "CMakeLists.txt")
+PASSED = "refs/ci/passed"
 DAY = 24 * 60 * 60
 COMMITS = 30
+FEW = 40
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,7 @@ class Stage:
         in_turn: whether it has a turn where no path of its is touched; else it runs with `--all` alone.
         holds: the name of a stage that is part of this one, and not run beside it.
         whole: what the command is given with `--all`, where it runs a part of its cases without.
+        one_processor: whether it leaves the others idle, so that the next stage runs beside it.
     """
 
     name: str
@@ -48,6 +63,7 @@ class Stage:
     in_turn: bool = True
     holds: str = ""
     whole: str = ""
+    one_processor: bool = False
 
     def answers_for(self, path: str) -> bool:
         return path in (self.command.split()[0], ".ci/common.sh") or path.startswith(self.paths)
@@ -60,34 +76,13 @@ STAGES = (
         "the build with warnings as errors, C++ tests on this CPU, the wheel made of the source archive, Python tests "
         "with every peer, a real model, symbols and instructions of the objects, style and types",
         ALWAYS,
+        whole="--whole",
     ),
     Stage(
         "clang-tidy",
         ".ci/lint --tidy",
         "what a compiler lets pass: copies, narrowing, uninitialized members",
         ("cpp/", ".clang-tidy"),
-    ),
-    Stage("documentation", ".ci/docs", "links, and a comment for every public declaration", ALWAYS),
-    Stage(
-        "sanitizers",
-        ".ci/run_sanitizers",
-        "memory and undefined behaviour: C++ tests on the portable backend, Python tests that give odd arrays",
-        ALWAYS,
-    ),
-    Stage("fuzzers", ".ci/fuzz", "what nobody thought of: codecs, tensors, C functions and files", ALWAYS),
-    Stage(
-        "C++ examples",
-        ".ci/examples_cpp",
-        "what a program needs that finds the installed library, and the page about C++",
-        (
-            "cpp/include/",
-            "cpp/cmake/",
-            "cpp/src/c/",
-            "CMakeLists.txt",
-            "examples/cpp/",
-            "examples/rust/",
-            "docs/cpp.md",
-        ),
     ),
     Stage(
         "packages",
@@ -102,24 +97,58 @@ STAGES = (
             ".github/",
             ".ci/package",
         ),
+        one_processor=True,
+    ),
+    Stage(
+        "documentation",
+        ".ci/docs",
+        "links, and a comment for every public declaration",
+        ALWAYS,
+        one_processor=True,
+    ),
+    Stage("fuzzers", ".ci/fuzz", "what nobody thought of: codecs, tensors, C functions and files", ALWAYS),
+    Stage(
+        "sanitizers",
+        ".ci/run_sanitizers",
+        "memory and undefined behaviour: C++ tests on the portable backend, Python tests that give odd arrays",
+        ALWAYS,
+        whole="--whole",
+    ),
+    Stage(
+        "C++ examples",
+        ".ci/examples_cpp",
+        "what a program needs that finds the installed library or has it as a part of its tree, and the page about C++",
+        (
+            "cpp/include/",
+            "cpp/cmake/",
+            "cpp/src/c/",
+            "CMakeLists.txt",
+            "examples/cpp/",
+            "examples/rust/",
+            "tests_cpp/consumer/",
+            "docs/cpp.md",
+        ),
     ),
     Stage(
         "the wheel alone",
         ".ci/run_alone",
         "the wheel with NumPy alone, and with what results are compared with, where there is no compiler",
         ("python/breccia/", "pyproject.toml", ".ci/package"),
+        whole="--whole",
     ),
     Stage(
         "slow Python tests",
         ".ci/run_slow",
         "Python tests marked slow: files of many megabytes, whole registries where others take a part",
         ("tests_py/hostile/", "tests_py/test_hostile.py", "tests_py/conftest.py", "benchmarks/comparison/"),
+        whole="--whole",
     ),
     Stage(
         "GPU kernels, interpreted",
         ".ci/run_triton",
         "bytes of the GPU kernels in Triton's interpreter; that for Hopper they compile and do not spill",
-        ("python/breccia/kernels/", "python/breccia/gpu.py", "tests_py/gpu/"),
+        ("python/breccia/kernels/", "python/breccia/device.py", "tests_py/gpu/"),
+        whole="--whole",
     ),
     Stage(
         "serving programs",
@@ -152,6 +181,7 @@ STAGES = (
         "memory and undefined behaviour in the vector kernels that this CPU runs",
         (*KERNELS, "cpp/src/matmul/", "tests_cpp/test_guard_pages.cpp"),
         holds="sanitizers",
+        whole="--whole",
     ),
     Stage(
         "thread sanitizer",
@@ -171,6 +201,7 @@ STAGES = (
         ".ci/run_qemu",
         "that only backends for AVX have its instructions, and that the dispatch finds the portable one",
         (*KERNELS, "cpp/src/runtime/"),
+        whole="--whole",
     ),
     Stage(
         "aarch64",
@@ -213,14 +244,24 @@ def base() -> str:
     named = said.splitlines()[0] if said else ""
     if named and git("cat-file", "-t", named) == "commit":
         return named
+    passed = git("rev-parse", "--verify", "--quiet", PASSED)
+    if passed and passed != git("rev-parse", "HEAD") and git("merge-base", "HEAD", passed) == passed:
+        return passed
     newest = git("log", "-1", "--format=%ct")
     day = newest and git("rev-list", "-1", f"--before={int(newest) - DAY}", "HEAD")
     count = git("rev-list", "-1", f"--skip={COMMITS}", "HEAD")
     return git("merge-base", day, count) if day and count else ""
 
 
-def chosen(touched: list[str] | None, count: int) -> list[tuple[Stage, str]]:
-    """The stages to run, and why.
+def remember() -> None:
+    """What runs of this commit has passed: the next change begins here. Not where files differ from the commit, nor
+    where CI_BASE said what to look at, which need not reach back to the one before."""
+    if not os.environ.get("CI_BASE") and git("rev-parse", "HEAD") and not git("status", "--porcelain"):
+        git("update-ref", PASSED, "HEAD")
+
+
+def chosen(touched: list[str] | None, count: int) -> list[tuple[Stage, str, int]]:
+    """The stages to run, why, and whose turn it is of their cases.
 
     Args:
         touched: paths that the change touches; None where that is not known.
@@ -237,26 +278,82 @@ def chosen(touched: list[str] | None, count: int) -> list[tuple[Stage, str]]:
             reasons[stage] = "what the change touches is not known"
         elif found := next((path for path in touched or () if stage.in_turn and stage.answers_for(path)), None):
             reasons[stage] = found
+    turns = dict.fromkeys(reasons, count)
     rest = [stage for stage in STAGES if stage.in_turn and stage not in reasons]
     if rest:
+        turns[rest[count % len(rest)]] = count // len(rest)  # by the count itself the same share would always meet it
         reasons[rest[count % len(rest)]] = "its turn"
-    return [(stage, reasons[stage]) for stage in STAGES if stage in reasons]
+    return [(stage, reasons[stage], turns[stage]) for stage in STAGES if stage in reasons]
+
+
+def touched_since(before: str) -> list[str] | None:
+    """Paths that differ from that commit; None where there is none."""
+    return git("diff", "--name-only", before).splitlines() if before else None
+
+
+def named_as(path: str) -> set[str]:
+    """What a test of a source may be called: runs of the parts of its path, without the underscore of a private one."""
+    parts = [part.lstrip("_") for part in Path(path).with_suffix("").parts]
+    return {"_".join(parts[i:j]) for j in range(len(parts) + 1) for i in range(j)}
+
+
+def is_test(path: str) -> bool:
+    return Path(path).name.startswith("test_")
+
+
+def called(path: str) -> str:
+    """What tests call another file of tests_py by: a module, a package, or a file or folder of data."""
+    folder = Path(path).parent
+    together = (ROOT / folder / "__init__.py").exists() or folder.parent.name == "data"
+    return folder.name if together else Path(path).stem
+
+
+def importing(touched: list[str], files: list[str]) -> set[str]:
+    """Of these files of tests_py, the tests that import or name one that is touched and is no test, or what does."""
+    texts = {path: (ROOT / path).read_text() for path in files if (ROOT / path).exists()}
+    found: set[str] = set()
+    new = {path for path in touched if path.startswith("tests_py/") and not is_test(path)}
+    while names := "|".join(sorted({re.escape(called(path)) for path in new})):
+        mention = re.compile(rf"""^\s*(?:from|import)\b.*\b(?:{names})\b|["'/](?:{names})\b""", re.MULTILINE)
+        new = {path for path, text in texts.items() if path not in found and mention.search(text)}
+        found |= new
+        new = {path for path in new if not is_test(path)}
+    return {path for path in found if is_test(path)}
+
+
+def run_whole(touched: list[str] | None, files: list[str]) -> list[str]:
+    """The files of Python tests that run whole.
+
+    Args:
+        touched: paths that the change touches; None where that is not known.
+        files: paths of the Python files of tests_py.
+    """
+    edited = set(touched or ()) & {path for path in files if is_test(path)}
+    names = {name for path in touched or () if path.startswith(("python/", "cpp/src/")) for name in named_as(path)}
+    found = {path for path in files if is_test(path) and Path(path).stem.removeprefix("test_") in names}
+    found |= importing(touched or [], files)
+    return sorted(edited | found if len(found) <= FEW else edited)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every stage")
-    whole = parser.parse_args().all
-    if whole:
-        plan = [(stage, "all of them") for stage in STAGES]
-    else:
-        before = base()
-        touched = git("diff", "--name-only", before).splitlines() if before else None
-        plan = chosen(touched, int(git("rev-list", "--count", "HEAD") or 0))
-    held = {stage.holds for stage, _ in plan}
-    for stage, reason in plan:
+    parser.add_argument("--passed", action="store_true", help="remember that what runs of this commit has passed")
+    parser.add_argument("--touched", action="store_true", help="files of Python tests that run whole")
+    options = parser.parse_args()
+    if options.passed:
+        remember()
+        return 0
+    if options.touched:
+        print(*run_whole(touched_since(base()), git("ls-files", "tests_py/*.py").splitlines()), sep="\n")
+        return 0
+    whole, count = options.all, int(git("rev-list", "--count", "HEAD") or 0)
+    plan = [(stage, "all of them", count) for stage in STAGES] if whole else chosen(touched_since(base()), count)
+    held = {stage.holds for stage, _, _ in plan}
+    for stage, reason, turn in plan:
         if stage.name not in held:
-            print(stage.name, f"{stage.command} {stage.whole if whole else ''}".strip(), reason, sep="\t")
+            command = f"{stage.command} {stage.whole if whole else ''}".strip()
+            print(stage.name, command, reason, "and the next" if stage.one_processor else "alone", turn, sep="\t")
     return 0
 
 

@@ -276,7 +276,8 @@ def check(row_name: str, source: Path, folder: Path) -> dict[str, Any]:
         ModuleNotFoundError: the client is not installed.
     """
     from breccia.checkpoint import convert
-    from breccia.checkpoint.planning.targets import QUANTIZED, parse_target
+    from breccia.checkpoint.planning.choices import QUANTIZED
+    from breccia.checkpoint.planning.targets import parse_target
 
     target = row_name.partition(", ")[0]
     name, needs, logits = client_of(target)

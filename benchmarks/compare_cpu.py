@@ -42,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", default=f"1,{os.cpu_count()}", help="numbers of threads, separated by commas")
     parser.add_argument("--rows", default="1,16,512", help="M of the products")
+    parser.add_argument("--activations", default=",".join(products.SOURCES), help="of the products")
     parser.add_argument("--only", default="cast,dequantize,search,requantize,matmul", help="groups to measure")
     parser.add_argument("--seconds", type=float, default=0.15, help="per contestant of a piece of work")
     parser.add_argument("--quick", action="store_true", help="tiny tensors, nothing compiled: does it run at all?")
@@ -62,8 +63,9 @@ def rounds(args: argparse.Namespace, threads: int, peer: ggml.Ggml | None) -> It
     for work in converting.works(extents[0], threads, cache, groups, quick=args.quick):
         yield [work]
     if "matmul" in groups:
-        yield from products.rounds([int(m) for m in args.rows.split(",")], extents[1], cache, peer)
-        yield from products.square(extents[2])
+        sources = args.activations.split(",")
+        yield from products.rounds([int(m) for m in args.rows.split(",")], extents[1], cache, peer, sources)
+        yield from products.square(extents[2], sources)
 
 
 def measure(args: argparse.Namespace, threads: int) -> dict[str, Any]:

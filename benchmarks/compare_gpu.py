@@ -24,6 +24,7 @@ from comparison.gpu_conversions import casts, conversions
 from comparison.gpu_eager import compiled, eager, torchao_decoder
 from comparison.gpu_experts import experts
 from comparison.gpu_fused import fused_casts
+from comparison.gpu_moe import moe
 from comparison.gpu_pairs import FLOOR, below_the_floor, pairs
 from comparison.gpu_peers import block_fp8
 from comparison.gpu_products import accuracy, grouped, products_large, products_small, weight_only
@@ -68,6 +69,7 @@ SECTIONS: dict[str, Fn] = {
     "prefill": lambda: weight_only((512, 4096)),
     "grouped": grouped,
     "experts": experts,
+    "moe": moe,
     "accuracy": accuracy,
 }
 

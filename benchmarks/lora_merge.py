@@ -4,13 +4,15 @@ Python by LoRA, and the adapter is merged with each way to round.
 
     python benchmarks/lora_merge.py                # prints the table of docs/training.md
     python benchmarks/lora_merge.py --json FILE    # what benchmarks/make_docs.py makes it from
+    python benchmarks/lora_merge.py --rest 0.01 0.03 0.1    # feedback with each of these λ, on text for choosing
 
-Losses are of text held out. The effect is what the adapter takes off the loss of the base; kept is how much of it is
-left in the merged model. Minutes on one core.
+Losses are of text that no step sees: some of it is for judging, other text for choosing λ. The effect is what the
+adapter takes off the loss of the base; kept is how much of it is left in the merged model. Minutes on one core.
 """
 
 import argparse
 import copy
+import functools
 import importlib.util
 import json
 import sys
@@ -25,10 +27,12 @@ import breccia.peft  # noqa: E402
 import peft  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from breccia.checkpoint.lora.feedback import OfRows  # noqa: E402
 from compare_cpu import cpu_model  # noqa: E402
 from documents.training import merge_table  # noqa: E402
 
-LENGTH, HELD_OUT, BATCH, RANK = 128, 8, 2, 8
+LENGTH, BATCH, RANK = 128, 2, 8
+JUDGED, CHOSEN_BY = slice(8), slice(8, 24)  # pieces of the text; the steps take what follows
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -54,14 +58,22 @@ def learn(model, pieces, steps):
         optimizer.step()
 
 
-def measure(layers, steps, recipe):
+def ways(rests):
+    """Name of a way to merge → what `breccia.peft.merging` is given, and the λ of feedback, None for that it has."""
+    if rests:
+        return {f"feedback, λ = {rest}": ({"rounding": "feedback"}, rest) for rest in rests}
+    named = {"nearest": {"rounding": "nearest"}, "stochastic": {"seed": 0}, "feedback": {"rounding": "feedback"}}
+    return {name: (options, None) for name, options in named.items()}
+
+
+def measure(layers, steps, recipe, rests=()):
     torch.set_num_threads(1)
     breccia.set_num_threads(1)
     torch.manual_seed(0)
     model, tokenizer = load(layers)
     words = tokenizer("\n".join(topics[name] for name in sorted(topics)[:30]))["input_ids"]
     pieces = torch.tensor(words[: len(words) // LENGTH * LENGTH]).reshape(-1, LENGTH)
-    held_out, pieces = pieces[:HELD_OUT], pieces[HELD_OUT:]
+    held_out, pieces = pieces[CHOSEN_BY if rests else JUDGED], pieces[CHOSEN_BY.stop :]
 
     @torch.no_grad()
     def loss_of(model):
@@ -73,11 +85,8 @@ def measure(layers, steps, recipe):
     tuned = peft.get_peft_model(model, config)
     learn(tuned, pieces, steps)
     rows = [{"name": "base", "loss": base}, {"name": "adapter beside the base", "loss": loss_of(tuned)}]
-    for name, options in {
-        "nearest": {"rounding": "nearest"},
-        "stochastic": {"seed": 0},
-        "feedback": {"rounding": "feedback"},
-    }.items():
+    for name, (options, rest) in ways(rests).items():
+        breccia.peft.OfRows = OfRows if rest is None else functools.partial(OfRows, rest=rest)
         with breccia.peft.merging(**options) as report:
             merged = copy.deepcopy(tuned).merge_and_unload()
         rows.append({"name": name, "loss": loss_of(merged), "kept": report.kept})
@@ -92,9 +101,10 @@ def main():
     parser.add_argument("--layers", type=int, default=30, help="of the model's 30, from the first")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--recipe", default="nvfp4")
+    parser.add_argument("--rest", type=float, nargs="+", default=[], help="λ of feedback to choose from")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results = measure(arguments.layers, arguments.steps, arguments.recipe)
+    results = measure(arguments.layers, arguments.steps, arguments.recipe, arguments.rest)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     print(merge_table(results))

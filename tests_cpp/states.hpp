@@ -62,7 +62,8 @@ inline std::vector<State> all_states(std::int64_t rows, std::int64_t cols) {
             CastOutput parts = allocate(plan_cast({rows, cols}, recipe));
             fill_bytes(parts.data, random);
             fill_scales(parts.scale, recipe, kind, random);
-            if (parts.zero_point) fill_bytes(*parts.zero_point, random);
+            if (parts.zero_point && recipe.is_expanded()) fill_numbers(*parts.zero_point, kind, random);
+            if (recipe.has_zero_point()) fill_bytes(*parts.zero_point, random);
             if (parts.global_scale) fill_numbers(*parts.global_scale, kind, random);
             states.push_back({.name = describe(recipe) + "/scales" + std::to_string(static_cast<int>(kind)),
                               .scales = kind,

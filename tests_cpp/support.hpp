@@ -50,18 +50,29 @@ inline std::vector<Recipe> all_recipes() {
     return recipes;
 }
 
+#ifdef BRECCIA_SANITIZED
+inline constexpr bool sanitized = true;
+#else
+inline constexpr bool sanitized = false;
+#endif
+
 /// Which of a test's many cases run: all, or about one of N where the environment has BRECCIA_TESTS_ONE_OF=N, as
-/// scripts set it that run the tests in emulation. Drawn, the same ones each time, so that no loop's length is in step
-/// with N.
+/// scripts set it that run the tests where they take long. Each case has a share, drawn so that no loop's length is in
+/// step with N; BRECCIA_TESTS_TURN says whose turn it is: after N turns in a row every case has run.
 class Sample {
 public:
-    [[nodiscard]] bool takes() { return random_() % one_of() == 0; }
+    Sample() = default;
+    /// Of a test that takes long in some builds alone: all of its cases run where it does not.
+    explicit Sample(bool takes_long) : of_(takes_long ? number("BRECCIA_TESTS_ONE_OF", 1) : 1) {}
+    [[nodiscard]] bool takes() { return random_() % of_ == turn_ % of_; }
 
 private:
-    static std::mt19937::result_type one_of() {
-        const char* n = std::getenv("BRECCIA_TESTS_ONE_OF");
-        return n == nullptr ? 1 : static_cast<std::mt19937::result_type>(std::max(std::atoi(n), 1));
+    using Number = std::mt19937::result_type;
+    static Number number(const char* name, int least) {
+        const char* text = std::getenv(name);
+        return static_cast<Number>(std::max(text == nullptr ? least : std::atoi(text), least));
     }
+    Number of_ = number("BRECCIA_TESTS_ONE_OF", 1), turn_ = number("BRECCIA_TESTS_TURN", 0);
     std::mt19937 random_;
 };
 
@@ -90,6 +101,40 @@ inline Array array_of(std::vector<float>& x, Shape shape) {
 inline std::vector<float> to_vector(const Array& array) {
     const auto* p = array.as<const float>();
     return {p, p + array.size()};
+}
+
+/// Numbers rounded to a type.
+inline Array rounded(const std::vector<float>& x, DType dtype, const Shape& shape) {
+    const Array out = Array::allocate(dtype, shape);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        if (dtype == DType::float32) out.as<float>()[i] = x[i];
+        if (dtype == DType::float16) out.as<Float16>()[i] = to_float16(x[i]);
+        if (dtype == DType::bfloat16) out.as<BFloat16>()[i] = to_bfloat16(x[i]);
+    }
+    return out;
+}
+
+/// What a product of rows of `a` by rows of `w` is, and the sum of its terms' magnitudes.
+struct ExactProduct {
+    std::vector<double> product, size;
+};
+
+inline ExactProduct exact_product(const std::vector<float>& a, const std::vector<float>& w, std::int64_t m,
+                                  std::int64_t n, std::int64_t k) {
+    ExactProduct r;
+    for (std::int64_t i = 0; i < m; ++i)
+        for (std::int64_t j = 0; j < n; ++j) {
+            double sum = 0, size = 0;
+            for (std::int64_t l = 0; l < k; ++l) {
+                const double term = static_cast<double>(a[static_cast<std::size_t>(i * k + l)]) *
+                                    static_cast<double>(w[static_cast<std::size_t>(j * k + l)]);
+                sum += term;
+                size += std::abs(term);
+            }
+            r.product.push_back(sum);
+            r.size.push_back(size);
+        }
+    return r;
 }
 
 inline bool same_bytes(const Array& a, const Array& b) {

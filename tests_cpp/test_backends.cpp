@@ -214,7 +214,9 @@ TEST(Threads, ResultsDoNotDependOnTheirNumber) {
     // Of so small numbers the later bfloat16 terms have subnormal products, which some kernels round to zero.
     std::vector<float> small(x.begin(), x.begin() + 512);
     for (float& value : small) value = std::copysign(std::ldexp(1 + std::abs(value) / 1024, -99), value);
+    Sample cases(sanitized);
     for (const Recipe& recipe : all_recipes()) {
+        if (!cases.takes()) continue;
         set_num_threads(1);
         const ScaledTensor one = cast(array_of(x, {512, 512}), recipe);
         const Array y_one = matmul(one, one.transposed());

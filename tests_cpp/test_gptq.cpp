@@ -49,5 +49,23 @@ TEST(Gptq, DiagonalMomentsGiveTheNearestCodesAndOthersABetterOutput) {
     }
 }
 
+TEST(Gptq, RefusesMomentsInTheMemoryOfTheOutput) {
+    const Recipe recipe = make_recipe("INT8Scaling");
+    std::vector<float> w = heavy_tailed(2, 32, 7, 1), moments(32 * 32);
+    for (std::size_t k = 0; k < 32; ++k) moments[k * 33] = 1;
+    CastOutput out = allocate(plan_cast({2, 32}, recipe));
+    out.data = Array::borrow(static_cast<void*>(moments.data()), ElementType::uint8(), {2, 32});
+    message_of(Error::Kind::value, [&] { gptq_into(array_of(w, {2, 32}), array_of(moments, {32, 32}), recipe, out); });
+    EXPECT_EQ(moments[0], 1);
+}
+
+TEST(Gptq, RefusesRecipesWithExponents) {
+    std::vector<float> w(2 * 128, 1.0F), moments(128 * 128, 1.0F);
+    for (const char* name : {"expanded", "int8_expanded"})
+        EXPECT_THAT(message_of(Error::Kind::value,
+                               [&] { gptq(array_of(w, {2, 128}), array_of(moments, {128, 128}), make_recipe(name)); }),
+                    testing::HasSubstr("gptq needs a recipe without exponents"));
+}
+
 }  // namespace
 }  // namespace breccia

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
+#include <numeric>
 
 #include "support.hpp"
 #include "tensor/matrix_view.hpp"
@@ -46,6 +47,11 @@ TEST(Cast, EveryRecipeStaysWithinItsStep) {
                 float amax = amax_of[{r / grid.block_rows, c / grid.block_cols}];
                 // A two-level scale of a tiny block beside a huge one is zero.
                 if (recipe.two_level || recipe.rule == ScaleRule::nvfp4_te) amax = std::max(amax, 1e2F);
+                // The k-th root of a code whose step is s has the step s / k.
+                if (recipe.is_expanded()) {
+                    const std::int64_t group = r * grid.grid_cols() + c / grid.block_cols;
+                    amax /= std::min(to_float(scaled.zero_point()->as<const Float16>()[group]), 1.0F);
+                }
                 const auto i = static_cast<std::size_t>(r * cols + c);
                 ASSERT_LE(std::abs(x[i] - y[i]), 2 * step * amax) << r << ", " << c;
             }
@@ -206,6 +212,61 @@ TEST(Requantize, ToTheSameRecipeCopies) {
     }
 }
 
+// Scales that a cast never makes.
+TEST(Dequantize, NegativeScalesOfGroupsWithExponentsTurnEverySign) {
+    for (const Recipe& recipe : {make_recipe("Float8ExpandedScaling", {{"group_size", 16}}),
+                                 make_recipe("INT8ExpandedScaling", {{"group_size", 16}})}) {
+        std::vector<float> x = heavy_tailed(1, 64), turned(4);
+        x[5] = 0;
+        const ScaledTensor scaled = cast(array_of(x, {1, 64}), recipe);
+        for (std::size_t i = 0; i < 4; ++i) turned[i] = -scaled.scale().as<float>()[i];
+        const ScaledTensor other(scaled.data(), Array::borrow(turned, {1, 4}), recipe, recipe.layout,
+                                 {.zero_point = scaled.zero_point()});
+        std::vector<float> negated = to_vector(dequantize(scaled));
+        for (float& value : negated) value = -value;
+        EXPECT_EQ(to_vector(dequantize(other)), negated) << recipe.name;
+    }
+}
+
+// INT8's -128, which a cast never makes, is beyond the largest value: by a small exponent, without end.
+TEST(Dequantize, TheCodeBeyondTheLargestOfAGroupWithAnExponentIsLarger) {
+    const Recipe recipe = make_recipe("INT8ExpandedScaling", {{"group_size", 2}});
+    std::vector<std::uint8_t> codes{0x80, 0x81};
+    std::vector<float> scale{1};
+    for (const float exponent : {0x1p-24F, 0x1p-20F, 0x1p-16F, 1.0F, 2.0F}) {
+        const Array exponents = Array::allocate(DType::float16, {1, 1});
+        exponents.as<Float16>()[0] = to_float16(exponent);
+        const std::vector<float> found =
+            to_vector(dequantize(ScaledTensor(Array::borrow(codes, {1, 2}), Array::borrow(scale, {1, 1}), recipe,
+                                              recipe.layout, {.zero_point = exponents})));
+        const float wanted = -127 * static_cast<float>(std::pow(128 / 127.0, 1 / static_cast<double>(exponent)));
+        EXPECT_EQ(found[1], -127);
+        if (std::isinf(wanted))
+            EXPECT_EQ(found[0], wanted) << exponent;
+        else
+            EXPECT_NEAR(found[0], wanted, -1e-4 * static_cast<double>(wanted)) << exponent;
+    }
+}
+
+// The output has no room for them, so that the values decide.
+TEST(Requantize, ToTheSameRecipeKeepsWhatPartsItHasNot) {
+    const Recipe recipe = make_recipe("INT8Scaling", {{"group_size", 16}});
+    std::vector<std::uint8_t> codes(16);
+    std::iota(codes.begin(), codes.end(), std::uint8_t{0});
+    std::vector<float> scale{1}, global{3};
+    std::vector<std::int8_t> zero_point{5};
+    const Array data = Array::borrow(codes, {1, 16}), scales = Array::borrow(scale, {1, 1});
+    const Array zero_points = Array::borrow(zero_point.data(), ElementType::int8(), {1, 1});
+    for (const Extras& extras :
+         {Extras{.zero_point = zero_points}, Extras{.global_scale = Array::borrow(global, {})}}) {
+        const ScaledTensor scaled(data, scales, recipe, recipe.layout, extras);
+        const CastOutput out = allocate(plan_cast(scaled.shape(), recipe));
+        requantize_into(scaled, recipe, out);
+        EXPECT_EQ(to_vector(dequantize(ScaledTensor(out.data, out.scale, recipe, recipe.layout))),
+                  to_vector(dequantize(scaled)));
+    }
+}
+
 TEST(Matmul, EveryPairingIsWithinItsBound) {
     constexpr std::int64_t m = 5, n = 130, k = 384;
     std::vector<float> x = heavy_tailed(m, k, 2), w = heavy_tailed(n, k, 3);
@@ -214,18 +275,9 @@ TEST(Matmul, EveryPairingIsWithinItsBound) {
                            const std::vector<float>& bv) {
         const std::vector<float> y = to_vector(matmul(a, b));
         const double bound = (k / 256.0 + 24) * std::ldexp(1.0, -24);
-        for (std::int64_t i = 0; i < m; ++i)
-            for (std::int64_t j = 0; j < n; ++j) {
-                double sum = 0, size = 0;
-                for (std::int64_t l = 0; l < k; ++l) {
-                    const double product = static_cast<double>(av[static_cast<std::size_t>(i * k + l)]) *
-                                           static_cast<double>(bv[static_cast<std::size_t>(j * k + l)]);
-                    sum += product;
-                    size += std::abs(product);
-                }
-                ASSERT_LE(std::abs(static_cast<double>(y[static_cast<std::size_t>(i * n + j)]) - sum),
-                          bound * size + 1e-30);
-            }
+        const ExactProduct exact = exact_product(av, bv, m, n, k);
+        for (std::size_t i = 0; i < y.size(); ++i)
+            ASSERT_LE(std::abs(static_cast<double>(y[i]) - exact.product[i]), bound * exact.size[i] + 1e-30);
     };
     for (const Recipe& left : recipes) {
         const ScaledTensor a = cast(array_of(x, {m, k}), left);

@@ -17,19 +17,12 @@ testing::AssertionResult within_bound(const std::vector<float>& x, const std::ve
                                       std::int64_t m, std::int64_t n, std::int64_t k) {
     const std::int64_t roundings = std::min<std::int64_t>(k, 256) + k / 8 + 8;
     const double factor = static_cast<double>(roundings) * std::ldexp(1.0, -24);
-    for (std::int64_t i = 0; i < m; ++i)
-        for (std::int64_t j = 0; j < n; ++j) {
-            double exact = 0, size = 0;
-            for (std::int64_t e = 0; e < k; ++e) {
-                const double product = static_cast<double>(x[static_cast<std::size_t>(i * k + e)]) *
-                                       static_cast<double>(w[static_cast<std::size_t>(j * k + e)]);
-                exact += product;
-                size += std::abs(product);
-            }
-            const double found = c.as<float>()[i * n + j];
-            if (!(std::abs(found - exact) <= factor * size))
-                return testing::AssertionFailure() << "(" << i << ", " << j << "): " << found << ", exactly " << exact;
-        }
+    const ExactProduct exact = exact_product(x, w, m, n, k);
+    for (std::size_t i = 0; i < exact.product.size(); ++i) {
+        const double found = c.as<float>()[i];
+        if (!(std::abs(found - exact.product[i]) <= factor * exact.size[i]))
+            return testing::AssertionFailure() << "element " << i << ": " << found << ", exactly " << exact.product[i];
+    }
     return testing::AssertionSuccess();
 }
 
@@ -47,6 +40,7 @@ class Paths : public testing::TestWithParam<std::string> {};
 TEST_P(Paths, AreRightWhateverTheTableSays) {
     const BackendScope scope(GetParam());
     std::map<std::string_view, int> used;
+    Sample cases;
     for (const Recipe& recipe : recipes()) {
         std::vector<float> values = heavy_tailed(n, k, 1, 1);
         const ScaledTensor scaled = cast(array_of(values, {n, k}), recipe), w = scaled.transposed();
@@ -54,6 +48,7 @@ TEST_P(Paths, AreRightWhateverTheTableSays) {
         const std::vector<float> weights = to_vector(dequantize(scaled));
         for (const std::int64_t m : {1, 2, 3, 5, 8, 9, 17, 33, 50})
             for (const DType dtype : {DType::bfloat16, DType::float32}) {
+                if (!cases.takes()) continue;
                 std::vector<float> x = heavy_tailed(m, k, 2, 1);
                 Array numbers = array_of(x, {m, k});
                 if (dtype == DType::bfloat16) {
@@ -83,7 +78,7 @@ TEST_P(Paths, AreRightWhateverTheTableSays) {
 
 // The path that the table has for a product.
 std::string_view chosen_path(const Operand& a, const Operand& b, Precision precision = Precision::exact) {
-    return choose(question(kernels(), a, b, precision), Rows(b, -2, {}, 0)).path->name;
+    return choose(question(kernels(), a, b, precision)).path->name;
 }
 
 // The paths that are tried for it, the first that does not refuse being the last of them; each refusal is one that the
@@ -92,45 +87,167 @@ std::vector<std::string_view> tried_paths(const Operand& a, const Operand& b) {
     Product product = question(kernels(), a, b);
     const Array out = Array::allocate(DType::float32, {product.m, product.n});
     product.c.push_back(output_matrix(out, -1, {}, 0));
-    const Rows w(b, -2, {}, 0);
     std::vector<std::string_view> tried;
     const Rule* rule = nullptr;
     for (;;) {
-        rule = &choose(product, w, rule);
+        rule = &choose(product, rule);
         tried.push_back(rule->path->name);
-        const Refusal refusal = rule->path->multiply(product, w, limits_of(*rule));
+        const Refusal refusal = rule->path->multiply(product, limits_of(*rule));
         if (refusal == Refusal::none) return tried;
         EXPECT_TRUE(std::ranges::count(rule->path->refusals, refusal)) << tried.back();
     }
 }
 
-Array rounded(const std::vector<float>& x, DType dtype, std::int64_t m) {
-    Array numbers = Array::allocate(dtype, {m, k});
-    for (std::size_t i = 0; i < x.size(); ++i) {
-        if (dtype == DType::float32) numbers.as<float>()[i] = x[i];
-        if (dtype == DType::float16) numbers.as<Float16>()[i] = to_float16(x[i]);
-        if (dtype == DType::bfloat16) numbers.as<BFloat16>()[i] = to_bfloat16(x[i]);
+// Activations that are INT8 codes, a scale to a row, to blocks that weights' divide or are divided by, or to all: by
+// every path, every kind of weight and length of a row. Codes are all there are, the ends included.
+TEST_P(Paths, Int8ActivationsAreRightByEveryPath) {
+    const BackendScope scope(GetParam());
+    std::vector<Recipe> of_w = recipes();
+    of_w.push_back(make_recipe("INT4Scaling", {{"group_size", std::int64_t{32}}, {"scale_dtype", "bf16"}}));
+    of_w.push_back(make_recipe("INT4Scaling", {{"signed", false}}));
+    for (const std::int64_t block : {16, 32, 64}) of_w.push_back(make_recipe("INT8Scaling", {{"group_size", block}}));
+    of_w.push_back(make_recipe("INT8Scaling", {{"symmetric", false}}));
+    Recipe whole = make_recipe("INT8Scaling");
+    whole.layout.kind = LayoutKind::per_tensor;
+    const Recipe of_x[] = {make_recipe("INT8Scaling"), make_recipe("INT8Scaling", {{"group_size", std::int64_t{32}}}),
+                           make_recipe("INT8Scaling", {{"group_size", std::int64_t{16}}}),
+                           make_recipe("INT8Scaling", {{"group_size", std::int64_t{256}}}), whole};
+    std::map<std::string_view, int> used;
+    Sample cases;
+    for (const std::int64_t depth : {std::int64_t{512}, std::int64_t{1280}, std::int64_t{9472}, std::int64_t{100}})
+        for (const Recipe& recipe : of_w) {
+            if (depth == 100 && recipe.layout.kind != LayoutKind::per_channel) continue;
+            const bool deep = depth > 4096;  // longer than what some kernels add up at a time
+            const std::int64_t rows = deep ? 5 : 19;
+            const std::vector<float> values = heavy_tailed(rows, depth, 1, 1);
+            std::vector<float> of_weight = values;
+            const ScaledTensor scaled = cast(array_of(of_weight, {rows, depth}), recipe), w = scaled.transposed();
+            if (recipe.element == format_of<Int8>) {
+                auto* codes = static_cast<std::int8_t*>(scaled.data().data);
+                for (std::int64_t i = 0; i < rows * depth; i += 5) codes[i] = -128;
+            }
+            const std::vector<float> weights = to_vector(dequantize(scaled));
+            for (const Recipe& recipe_x : of_x) {
+                if (depth == 100 &&
+                    (recipe_x.layout.kind != LayoutKind::per_channel && recipe_x.layout.kind != LayoutKind::per_tensor))
+                    continue;
+                for (const std::int64_t m : {1, 2, 5, 13, 50}) {
+                    if (!cases.takes()) continue;
+                    if (deep && (m == 2 || m > 5 || &recipe_x > of_x + 1)) continue;
+                    std::vector<float> numbers = heavy_tailed(m, depth, 2, 1);
+                    const ScaledTensor a = cast(array_of(numbers, {m, depth}), recipe_x);
+                    auto* codes = static_cast<std::int8_t*>(a.data().data);
+                    const std::int8_t least = m == 2 || depth == 1280 ? -127 : -128;  // which some kernels do not take
+                    for (std::int64_t i = 0; i < m * depth; i += 7) codes[i] = i % 3 == 0 ? least : std::int8_t{127};
+                    const std::vector<float> x = to_vector(dequantize(a));
+                    EXPECT_EQ(tried_paths(a, w).back(), matmul_path(a, w));
+                    for (const std::string_view path : matmul_paths()) {
+                        SCOPED_TRACE(describe(recipe) + " by " + describe(recipe_x) + " by " + std::string(path) +
+                                     ", M = " + std::to_string(m) + ", K = " + std::to_string(depth));
+                        const Array c = Array::allocate(DType::float32, {m, rows});
+                        if (!multiply_by(path, a, w, c)) continue;
+                        ++used[path];
+                        ASSERT_TRUE(within_bound(x, weights, c, m, rows, depth));
+                    }
+                }
+            }
+        }
+    const bool has_integers = kernels().matmul.integers != nullptr;
+    EXPECT_EQ(used["panels_integer"] > 0, has_integers);
+    EXPECT_EQ(used["in_place_integer"] > 0, has_integers);
+}
+
+// Every code of a scale, NaN, negative and subnormal ones included, each in a row of its own whose other scales are
+// ordinary, at all places of a row that ends within a step. Activations have scales at both ends of what is multiplied.
+void meet_every_code_of_a_scale(const char* name, std::int64_t depth, float times,
+                                std::map<std::string_view, int>& used) {
+    constexpr std::int64_t rows = 256, m = 3;
+    std::vector<float> values = heavy_tailed(rows, depth, 1, 1), numbers = heavy_tailed(m, depth, 2, 1);
+    for (float& x : numbers) x *= times;
+    const ScaledTensor scaled = cast(array_of(values, {rows, depth}), make_recipe(name));
+    const bool powers = scaled.scale_type() == ScaleType::e8m0;
+    const std::int64_t blocks = scaled.scale().shape.back();
+    for (std::int64_t row = 0; row < rows; ++row) {
+        auto* codes = scaled.scale().as<std::uint8_t>() + row * blocks;
+        for (std::int64_t b = 0; b < blocks; ++b)
+            codes[b] = static_cast<std::uint8_t>(powers ? 120 + (row + 3 * b) % 17 : 8 + (7 * row + b) % 119);
+        codes[row % blocks] = static_cast<std::uint8_t>(row);
     }
-    return numbers;
+    const std::vector<float> all_weights = to_vector(dequantize(scaled));
+    const ScaledTensor a = cast(array_of(numbers, {m, depth}), make_recipe("INT8Scaling"));
+    const std::vector<float> x = to_vector(dequantize(a));
+    for (const std::string_view path : matmul_paths()) {
+        SCOPED_TRACE(std::string(name) + " by " + std::string(path) + ", K = " + std::to_string(depth));
+        const Array c = Array::allocate(DType::float32, {m, rows});
+        if (!multiply_by(path, a, scaled.transposed(), c)) continue;
+        ++used[path];
+        std::vector<float> weights = all_weights;
+        for (std::int64_t row = 0; row < rows; ++row) {
+            const auto of_row = std::span(weights).subspan(static_cast<std::size_t>(row * depth), depth);
+            const bool is_nan = std::ranges::any_of(of_row, [](float w) { return std::isnan(w); });
+            const auto too_large = [&](float w) { return std::abs(w) * times > 0x1p+110F; };
+            if (!is_nan && std::ranges::none_of(of_row, too_large)) continue;
+            std::ranges::fill(of_row, 0.0F);  // a row whose results are looked at here
+            for (std::int64_t i = 0; i < m; ++i) {
+                float& found = c.as<float>()[i * rows + row];
+                EXPECT_FALSE(is_nan && !std::isnan(found)) << "row " << row << ": " << found;
+                found = 0;
+            }
+        }
+        EXPECT_TRUE(within_bound(x, weights, c, m, rows, depth)) << "times " << times;
+    }
+}
+
+TEST_P(Paths, Int8ActivationsMeetEveryCodeOfAScale) {
+    const BackendScope scope(GetParam());
+    std::map<std::string_view, int> used;
+    for (const char* name : {"NVFP4BlockScaling", "MXFP4BlockScaling"})
+        for (const std::int64_t depth : {416, 1184})
+            for (const float times : {0x1p-62F, 1.0F, 0x1p+62F}) meet_every_code_of_a_scale(name, depth, times, used);
+    EXPECT_EQ(used["in_place_integer"] > 0, kernels().matmul.integers != nullptr);
+}
+
+// Scales at the ends of float32 and zero points that no byte holds lead to another path, and to the right numbers.
+TEST_P(Paths, Int8ActivationsOfOddScalesAreRight) {
+    const BackendScope scope(GetParam());
+    for (const Recipe& recipe : recipes())
+        for (const std::int64_t m : {1, 5, 20})
+            for (const float times : {1e-33F, 1.0F, 1e25F}) {
+                std::vector<float> values = heavy_tailed(n, k, 1, 1), numbers = heavy_tailed(m, k, 2, 1);
+                for (std::size_t i = 0; i < values.size(); i += 3) values[i] /= times;
+                for (float& x : numbers) x *= times;
+                const ScaledTensor scaled = cast(array_of(values, {n, k}), recipe);
+                if (const auto& zero_points = scaled.zero_point())
+                    std::fill_n(zero_points->as<std::uint8_t>(), zero_points->size() / 2, std::uint8_t{21});
+                const ScaledTensor a = cast(array_of(numbers, {m, k}), make_recipe("INT8Scaling"));
+                const Array c = matmul(a, scaled.transposed());
+                SCOPED_TRACE(describe(recipe) + ", M = " + std::to_string(m) + ", times " + std::to_string(times));
+                const std::vector<float> weights = to_vector(dequantize(scaled));
+                if (std::ranges::all_of(weights, [](float x) { return std::isfinite(x); })) {
+                    EXPECT_TRUE(within_bound(to_vector(dequantize(a)), weights, c, m, n, k));
+                }
+            }
 }
 
 // Every recipe, by activations of every kind and number. Numbers that are ordinary are refused nowhere; those that come
 // of codes and scales may have more terms or digits than a path takes.
 TEST_P(Paths, WhatIsChosenIsWhatRuns) {
     const BackendScope scope(GetParam());
+    Sample cases;
     for (const RecipeRow& row : catalogue()) {
         std::vector<float> values(static_cast<std::size_t>(n * k));
         for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17) - 8;
         const ScaledTensor scaled = cast(array_of(values, {n, k}), make_recipe(row.name)), w = scaled.transposed();
         const PreparedWeight prepared = PreparedWeight(scaled).transposed();
         for (const std::int64_t m : {1, 2, 3, 4, 5, 8, 9, 10, 11, 16, 17, 24, 25, 32, 33, 48, 49}) {
+            if (!cases.takes()) continue;
             std::vector<float> x(static_cast<std::size_t>(m * k));
             for (std::size_t i = 0; i < x.size(); ++i) x[i] = 1 + static_cast<float>(i % 29) / 32;
             for (const Operand& b : {Operand(w), Operand(prepared)}) {
                 SCOPED_TRACE(std::string(row.name) + ", M = " + std::to_string(m));
                 for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16})
                     for (const Precision precision : {Precision::exact, Precision::fast}) {
-                        const Array a = rounded(x, dtype, m);
+                        const Array a = rounded(x, dtype, {m, k});
                         EXPECT_EQ(chosen_path(a, b, precision), matmul_path(a, b, precision)) << name_of(dtype);
                     }
                 if (m != 1 && m != 5 && m != 17 && m != 33) continue;

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "support.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia {
 namespace {
@@ -191,13 +192,15 @@ TEST(TypedRecipes, HaveTheDefaultsOfTheirRows) {
     expect_row("delayed", recipes::delayed{});
     expect_row("current", recipes::current{});
     expect_row("block", recipes::block{});
+    expect_row("expanded", recipes::expanded{});
     expect_row("mxfp8", recipes::mxfp8{});
     expect_row("mxfp6", recipes::mxfp6{});
     expect_row("mxfp4", recipes::mxfp4{});
     expect_row("nvfp4", recipes::nvfp4{});
     expect_row("int4", recipes::int4{});
     expect_row("int8", recipes::int8{});
-    EXPECT_EQ(catalogue().size(), 9U) << "a row without a type in recipes.hpp";
+    expect_row("int8_expanded", recipes::int8_expanded{});
+    EXPECT_EQ(catalogue().size(), 11U) << "a row without a type in recipes.hpp";
 }
 
 // Each choice of the row, in its order, is the enumerator at that place; there are no more than the row has.
@@ -221,6 +224,7 @@ TEST(TypedRecipes, HaveTheChoicesOfTheirRows) {
     expect_choices<Granularity>("current", "granularity", [](Granularity g) { return current{.granularity = g}; });
     expect_choices<ScaleSearch>("current", "scale_search", [](ScaleSearch s) { return current{.scale_search = s}; });
     expect_choices<BlockScale>("block", "scale_format", [](BlockScale s) { return block{.scale_format = s}; });
+    expect_choices<Fp8Format>("expanded", "fp8_format", [](Fp8Format f) { return expanded{.fp8_format = f}; });
     expect_choices<MxRounding>("mxfp8", "scale_rounding", [](MxRounding r) { return mxfp8{.scale_rounding = r}; });
     expect_choices<Fp6Format>("mxfp6", "fp6_format", [](Fp6Format f) { return mxfp6{.fp6_format = f}; });
     expect_choices<MxRounding>("mxfp4", "scale_rounding", [](MxRounding r) { return mxfp4{.scale_rounding = r}; });
@@ -231,6 +235,8 @@ TEST(TypedRecipes, HaveTheChoicesOfTheirRows) {
     expect_choices<Int8Scale>("int8", "scale_dtype", [](Int8Scale s) { return int8{.scale_dtype = s}; });
     expect_row("nvfp4", nvfp4{.two_level = false}, {{"two_level", false}});
     expect_row("int4", int4{.is_signed = false, .symmetric = false}, {{"signed", false}, {"symmetric", false}});
+    expect_row("expanded", expanded{.group_size = 64}, {{"group_size", std::int64_t{64}}});
+    expect_row("int8_expanded", int8_expanded{.group_size = 64}, {{"group_size", std::int64_t{64}}});
     expect_row("int8", int8{.group_size = 64}, {{"group_size", std::int64_t{64}}});
     expect_row("block", block{.block_k = 64, .block_m = 64},
                {{"block_k", std::int64_t{64}}, {"block_m", std::int64_t{64}}});
@@ -246,9 +252,9 @@ TEST(Messages, SpeakTheLanguageOfTheCaller) {
         });
     };
     EXPECT_THAT(refused(), HasSubstr("two_level=true, got false"));
-    set_spelling(Spelling::python);
+    spelling = Spelling::python;
     EXPECT_THAT(refused(), HasSubstr("two_level=True, got False"));
-    set_spelling(Spelling::cpp);
+    spelling = Spelling::cpp;
     EXPECT_THAT(message_of(Error::Kind::value, [] { make_recipe("nvfp5"); }), HasSubstr("did you mean 'nvfp4'"));
 }
 
@@ -296,6 +302,14 @@ TEST(Linear, IsTheProductByTheTransposePlusTheBias) {
     const Array narrow = linear(activations, scaled, &bias, DType::bfloat16);
     for (std::int64_t i = 0; i < 30; ++i)
         EXPECT_EQ(narrow.as<BFloat16>()[i].bits, to_bfloat16(to_float(wide.as<BFloat16>()[i]) + b[i % 5]).bits);
+}
+
+// Which takes no time, however many rows of no elements there are.
+TEST(Linear, OfManyRowsWithoutElements) {
+    constexpr std::int64_t many = std::int64_t{1} << 40;
+    const Array x = Array::allocate(DType::float32, {many, 1, 0}), w = Array::allocate(DType::float32, {0, 0});
+    const Array bias = Array::allocate(DType::float32, {0});
+    EXPECT_EQ(linear(x, w, &bias).shape, (Shape{many, 1, 0}));
 }
 
 TEST(Linear, RefusesWhatDoesNotFit) {

@@ -41,7 +41,8 @@ TEST(Catalogue, ChecksFields) {
         return message_of(kind, [&] { make_recipe(name, fields); });
     };
     EXPECT_EQ(message(Error::Kind::value, "Float8CurrentScaling", {{"fp8_format", "E3M4"s}}),
-              "fp8_format must be 'E4M3' or 'E5M2', got 'E3M4'");
+              "fp8_format must be 'E4M3' or 'E5M2', or 'float8_e4m3fnuz', 'float8_e5m2fnuz', 'float8_e4m3', "
+              "'float8_e3m4' or 'float8_e4m3b11fnuz', got 'E3M4'");
     EXPECT_EQ(message(Error::Kind::value, "Float8BlockScaling", {{"block_k", std::int64_t{0}}}),
               "block_k must be > 0, got 0");
     EXPECT_EQ(message(Error::Kind::value, "MXFP8BlockScaling", {{"block_size", std::int64_t{16}}}),

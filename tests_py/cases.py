@@ -15,6 +15,11 @@ RECIPES = {
     "delayed-e5m2-margin": breccia.DelayedScaling(fp8_format="E5M2", margin=1),
     "current": breccia.Float8CurrentScaling(),
     "current-e5m2": breccia.Float8CurrentScaling(fp8_format="E5M2"),
+    "current-fnuz": breccia.Float8CurrentScaling(fp8_format="float8_e4m3fnuz"),
+    "delayed-b11": breccia.DelayedScaling(fp8_format="float8_e4m3b11fnuz"),
+    "row-fnuz-e5m2": breccia.Float8CurrentScaling(fp8_format="float8_e5m2fnuz", granularity="row"),
+    "block-64-ieee": breccia.Float8BlockScaling(fp8_format="float8_e4m3", block_k=64),
+    "block-32-e3m4": breccia.Float8BlockScaling(fp8_format="float8_e3m4", block_k=32, scale_format="e8m0"),
     "current-row": breccia.Float8CurrentScaling(granularity="row"),
     "block": breccia.Float8BlockScaling(),
     "block-64-e5m2": breccia.Float8BlockScaling(fp8_format="E5M2", block_k=64),
@@ -22,6 +27,8 @@ RECIPES = {
     "block-tile-bf16": breccia.Float8BlockScaling(block_k=64, block_m=2, scale_format="bf16"),
     "block-e8m0": breccia.Float8BlockScaling(scale_format="e8m0"),
     "block-mse": breccia.Float8BlockScaling(block_k=32, scale_search="mse"),
+    "expanded": breccia.Float8ExpandedScaling(),
+    "expanded-32-e5m2": breccia.Float8ExpandedScaling(fp8_format="E5M2", group_size=32),
     "mxfp8": breccia.MXFP8BlockScaling(),
     "mxfp8-e5m2": breccia.MXFP8BlockScaling(fp8_format="E5M2"),
     "mxfp8-floor": breccia.MXFP8BlockScaling(scale_rounding="floor"),
@@ -47,6 +54,7 @@ RECIPES = {
     "int8-32": breccia.INT8Scaling(group_size=32),
     "int8-asymmetric": breccia.INT8Scaling(group_size=32, symmetric=False),
     "int8-fp16": breccia.INT8Scaling(group_size=64, scale_dtype="fp16"),
+    "int8-expanded": breccia.INT8ExpandedScaling(group_size=32),
 }
 ALL = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
 

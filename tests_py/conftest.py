@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
 import os
+import zlib
 
 import hypothesis
+import pytest
 import required_peers
 
 # Deadlines measure the machine. The examples are the same on every run, so that a failure in CI is a failure
@@ -14,6 +16,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 # One thread: eager torch on tiny tensors only loses time to its pool.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+MANY = 30  # cases of a test, each of which takes little: those of fewer run in less time than it takes to find them
+LONG = ("slow", "in_turn")
+
 
 def pytest_collection_finish():
     """What was imported stays: the collector of garbage need not look at it again and again."""
@@ -21,5 +26,48 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """With BRECCIA_TESTS_ONE_OF=N, of the cases of a test that are alike about one of N runs, as of those of C++ tests:
+    BRECCIA_TESTS_TURN says which share, and after N turns in a row each has run.
+
+    Alike are the cases of a test that has MANY and is not marked always, and those of one that is marked slow or
+    in_turn. At least one of them runs in every turn, so that no test is silent. What BRECCIA_TESTS_TOUCHED names are
+    files whose tests run whole."""
+    of, turn = (int(os.environ.get(f"BRECCIA_TESTS_{name}") or 0) for name in ("ONE_OF", "TURN"))
+    if of < 2:
+        return
+    touched = set(os.environ.get("BRECCIA_TESTS_TOUCHED", "").split())
+    tests = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    waits = set()
+    for name, its_cases in tests.items():
+        if name.partition("::")[0] not in touched and are_alike(its_cases):
+            waits.update(set(its_cases) - set(share_of(its_cases, of, turn)))
+    if waits:
+        config.hook.pytest_deselected(items=[item for item in items if item in waits])
+        items[:] = [item for item in items if item not in waits]
+
+
+def are_alike(its_cases):
+    marks = {mark.name for item in its_cases for mark in item.iter_markers()}
+    return not marks.isdisjoint(LONG) or (len(its_cases) >= MANY and "always" not in marks)
+
+
+def share_of(its_cases, of, turn):
+    """Those that a hash of their names gives to this turn; one of all where it gives none."""
+    share = [item for item in its_cases if zlib.crc32(item.nodeid.encode()) % of == turn % of]
+    return share or [its_cases[turn % len(its_cases)]]
+
+
 def pytest_configure(config):
     config.pluginmanager.register(required_peers)
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(tmp_path_factory):
+    """A small language model of real weights, and its tokenizer, as transformers saves them."""
+    import lora_peer
+
+    return lora_peer.smollm2_folder(tmp_path_factory)

@@ -139,10 +139,17 @@ def element_format(recipe: Any) -> str:
         "fp4_format": {"E2M1": "float4_e2m1fn"},
     }.items():
         if hasattr(recipe, field):
-            return names[getattr(recipe, field)]
-    if type(recipe).__name__ == "INT8Scaling":
+            element: str = getattr(recipe, field)
+            return names.get(element, element)  # those of vendors have ml_dtypes' names
+    if type(recipe).__name__ in ("INT8Scaling", "INT8ExpandedScaling"):
         return "int8"
     return "int4" if recipe.signed else "uint4"
+
+
+def has_one_zero(recipe: Any) -> bool:
+    """Whether no code of a recipe is -0."""
+    element = element_format(recipe)
+    return element in INTEGERS or element.endswith("fnuz")
 
 
 def codes_of(scaled: Any) -> U8:
@@ -190,9 +197,41 @@ def dequantized(scaled: Any) -> F32:
             divides = getattr(scaled.recipe, "global_scale_form", "multiplier") == "divisor"
             scale = scale / level if divides else level * scale
         codes = table(element_format(scaled.recipe))[codes_of(scaled)]
+        if scaled.exponents is not None:
+            largest = max_finite(element_format(scaled.recipe))
+            return roots(codes, *(spread(x, scaled) for x in (scale, scaled.exponents)), largest)
         if scaled.zero_point is not None:
             codes = codes - spread(np.asarray(scaled.zero_point).astype(np.float32), scaled)
         return (codes * spread(scale, scaled)).astype(np.float32)
+
+
+def log2(x: npt.NDArray[Any]) -> tuple[F32, F32]:
+    """log2 of float32 numbers as whole numbers and parts, each operation rounded to float32."""
+    significand, whole = np.frexp(x.astype(np.float32))
+    small = significand < np.float32(0.70710677)
+    significand, whole = np.where(small, 2 * significand, significand), np.where(small, whole - 1, whole)
+    terms = ("0x1.7154c4p+0", "-0x1.71582ep-1", "0x1.ebff06p-2", "-0x1.6f93b2p-2", "0x1.30659cp-2")
+    return whole.astype(np.float32), polynomial(significand - np.float32(1), *terms, "-0x1.173e24p-2", "0x1.5d75a4p-3")
+
+
+def polynomial(x: F32, *terms: str) -> F32:
+    total = np.full_like(x, np.float32(float.fromhex(terms[-1])))
+    for term in terms[-2::-1]:
+        total = total * x + np.float32(float.fromhex(term))
+    return total * x
+
+
+def roots(codes: F32, scale: npt.NDArray[Any], k: npt.NDArray[Any], largest: float) -> F32:
+    """sign(c) · largest · scale · (|c| / largest)^(1 / k), by the root of the ratio; where k is 1, c · scale."""
+    f = np.float32
+    scale, half = scale.astype(f), f(0.5) / k.astype(f)
+    (whole, part), (whole_of_largest, part_of_largest) = log2(np.abs(codes)), log2(np.asarray(largest, f))
+    log = np.maximum(((whole - whole_of_largest) + (part - part_of_largest)) * half, f(-126))
+    floor = np.rint(log)
+    terms = ("0x1.62e42ap-1", "0x1.ebf9bcp-3", "0x1.c6b752p-5", "0x1.3cea88p-7", "0x1.5bba14p-10")
+    root = np.ldexp(polynomial((log - floor).astype(f), *terms) + f(1), floor.astype(np.int32)).astype(f)
+    value = np.where(np.isfinite(codes) & (codes != 0), (root * (scale * f(largest))) * root, np.abs(codes))
+    return np.where(k == 1, codes * scale, np.copysign(value, codes)).astype(f)
 
 
 # --- torchao ------------------------------------------------------------------------------------------------

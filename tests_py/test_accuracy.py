@@ -66,7 +66,7 @@ def test_memory(gaussians, recipe, size, ratio):
     assert scaled.nbytes == sum(np.asarray(part).nbytes for part in parts if part is not None)
 
 
-@cases.ALL
+@cases.those(lambda recipe: not breccia.recipes.choices(recipe).expanded)  # whose codes are of powers: test_expanded.py
 def test_every_code_is_the_nearest_under_its_scale(recipe):
     """Whatever the scale, no other code may be closer to the element, unless the rule of the recipe
     multiplies by a rounded reciprocal: then it may be off by that rounding."""

@@ -285,7 +285,7 @@ def test_transformers_models(family):
     assert not any("keep experts in one tensor" in note for note in found.report["notes"])
     if family == "GPT2":
         assert "lm_head" not in found  # the embedding's
-        assert "1 layers share an embedding's weight and have no moments: lm_head" in found.report["notes"]
+        assert "1 layer shares an embedding's weight and has no moments: lm_head" in found.report["notes"]
         layer = "transformer.h.1.mlp.c_proj"
         assert found[layer].columns == model.get_submodule(layer).weight.shape[0] == 512
         return

@@ -40,6 +40,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("to", [name for name in FIRST if name not in ("gpt-oss:mxfp4", "deepseek:mxfp4")])
+@pytest.mark.in_turn
 def test_a_real_model_to_every_target_and_back(to: str, minilm: Path, tmp_path: Path) -> None:
     source = minilm
     report = convert(source, tmp_path / "q", to)
@@ -150,7 +151,7 @@ def test_int4_repacks(tmp_path: Path) -> None:
         assert first.array(name).tobytes() == last.array(name).tobytes(), name
 
 
-@pytest.mark.parametrize("shape", [(640, 4096), (3, 96, 4096)])
+@pytest.mark.parametrize("shape", [(640, 1024), (3, 96, 1024)])
 def test_pieces_make_the_whole(shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every format's bytes are the same whether a tensor is moved at once or in runs of rows."""
     repack_module = importlib.import_module("breccia.checkpoint.writing.repack")
@@ -158,7 +159,7 @@ def test_pieces_make_the_whole(shape: tuple[int, ...], tmp_path: Path, monkeypat
     for i, to in enumerate(name for name in target_names() if ":" in name):
         suffix = ".gguf" if to.startswith("gguf") else ".safetensors"
         outs = [tmp_path / f"{i}-{kind}{suffix}" for kind in ("pieces", "whole")]
-        for piece, out in zip((1 << 16, 1 << 40), outs, strict=True):
+        for piece, out in zip((1 << 14, 1 << 40), outs, strict=True):
             monkeypatch.setattr(repack_module, "_PIECE", piece)
             convert(tmp_path / "a.safetensors", out, to)
         assert outs[0].read_bytes() == outs[1].read_bytes(), to

@@ -91,6 +91,7 @@ def opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(SafetensorsFile(path / "model.safetensors").items()), said
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str, tmp_path: Path) -> None:
     model = written(tmp_path / "in", source)

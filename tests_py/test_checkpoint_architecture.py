@@ -42,6 +42,7 @@ def changed(path: Path, out: Path, change: Callable[[dict[str, Any]], Any], **co
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.in_turn
 def test_what_convert_writes_is_whole(name: str, to: str, models: Any, tmp_path: Path) -> None:
     checkpoint.convert(models(name), tmp_path / "out", to=to)
     report = checkpoint.complete(tmp_path / "out")

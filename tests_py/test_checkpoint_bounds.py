@@ -14,7 +14,7 @@ from breccia.cli import main
 clients = pytest.importorskip("clients")  # a source archive has no benchmarks
 
 BITS = {"fp32": None, "gguf:f16": None, "gguf:bf16": None, "fp16": None, "bf16": None, "delayed": 8, "current": 8}
-BITS |= {"block": 8, "deepseek:block": 8, "deepseek:block-ue8m0": 8, "gguf:q8_0": 8}
+BITS |= {"block": 8, "expanded": 8, "deepseek:block": 8, "deepseek:block-ue8m0": 8, "gguf:q8_0": 8}
 BITS |= {f"gguf:q{n}_k": n for n in range(2, 7)}
 NAME = "model.layers.0.self_attn.q_proj.weight"
 

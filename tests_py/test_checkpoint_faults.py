@@ -40,6 +40,7 @@ def one_file(path: Path) -> Path:
 CASES = [(shards, "mxfp8"), (one_file, "gguf:q8_0"), (one_file, "bf16")]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("make", "to"), CASES)
 def test_a_kill_before_any_call_loses_nothing(make: Any, to: str, tmp_path: Path) -> None:
     """The output is absent or complete, and the resumed one is the uninterrupted one, byte for byte."""
@@ -491,6 +492,7 @@ def test_a_lying_shape_reserves_no_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert inspect(tmp_path / "in.safetensors")["tensors"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("make", "to"), [(shards, "mxfp8"), (one_file, "bf16")])
 def test_a_kill_while_an_output_is_replaced_loses_neither(make: Any, to: str, tmp_path: Path) -> None:
     """The output is the old one or the new one, whole; at most it waits beside to be put back by the next run."""

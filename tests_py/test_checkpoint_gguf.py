@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole models in GGUF: names, hyperparameters and tokenizers, by the programs that read them."""
 
+import functools
 import inspect
 import json
 import re
@@ -45,6 +46,16 @@ def test_hostile_gguf_is_refused(tmp_path: Path) -> None:
             Checkpoint(tmp_path / "bad.gguf").close()
         except ValueError as error:
             assert "bad.gguf" in str(error)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_tensor_of_a_type_that_gguf_has_not_is_named_when_the_conversion_is_planned(
+    tmp_path: Path, dry_run: bool
+) -> None:
+    save_arrays({"a.weight": weight(64, 256), "mask": np.ones((4, 4), bool)}, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="tensor 'mask' must be of a type that GGUF has, it is BOOL"):
+        convert(tmp_path / "a.safetensors", tmp_path / "a.gguf", "gguf:q8_0", dry_run=dry_run)
+    assert not (tmp_path / "a.gguf").exists()
 
 
 SIZES = {
@@ -354,13 +365,26 @@ def test_the_type_of_a_file_is_that_of_its_matrices(
     assert reader_module.GGUFReader(tmp_path / "b.gguf").fields["general.file_type"].contents() == 7
 
 
+@pytest.fixture(scope="module")
+def in_floats(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """MiniLM in floats of a dtype."""
+    folder = tmp_path_factory.mktemp("minilm")
+
+    @functools.cache
+    def made(dtype: str) -> Path:
+        convert(minilm(), folder / dtype, dtype)
+        return folder / dtype
+
+    return made
+
+
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "mxfp4", "q4_k"])
-def test_llama_cpp_adds_embeddings_of_bert_as_they_are(kind: str, dtype: str, tmp_path: Path) -> None:
+def test_llama_cpp_adds_embeddings_of_bert_as_they_are(kind: str, dtype: str, in_floats: Any, tmp_path: Path) -> None:
     """It ends the process where positions or kinds of text are no float32, and asks how many kinds there are."""
     reader = pytest.importorskip("gguf.gguf_reader")
-    convert(minilm(), tmp_path / "model", dtype)
-    convert(tmp_path / "model", tmp_path / "out.gguf", f"gguf:{kind}")
+    convert(in_floats(dtype), tmp_path / "out.gguf", f"gguf:{kind}")
     found = reader.GGUFReader(tmp_path / "out.gguf")
     added = {t.name: t.tensor_type.name for t in found.tensors if t.name.startswith(("position", "token_types"))}
     assert added == {"position_embd.weight": "F32", "token_types.weight": "F32"}

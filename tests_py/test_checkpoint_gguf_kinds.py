@@ -79,6 +79,7 @@ def test_all_matrices_are_floats(key: str, wide: Path, tmp_path: Path) -> None:
     assert kinds == {"a.weight": key.upper(), "b.weight": "F32"}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("key", K_QUANTS)
 def test_the_same_kind_is_kept_and_others_are_made_of_values(key: str, wide: Path, tmp_path: Path) -> None:
     convert(wide, tmp_path / "a.gguf", f"gguf:{key}")

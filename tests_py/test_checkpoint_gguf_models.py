@@ -15,7 +15,8 @@ import pytest
 from breccia.bridges import Found
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, verify
 from breccia.checkpoint.judging.verify import values
-from breccia.checkpoint.planning.targets import parse_target, wanted
+from breccia.checkpoint.planning.choices import wanted
+from breccia.checkpoint.planning.targets import parse_target
 from breccia.checkpoint.reading.rows import rows_of
 from breccia.gguf import models as gguf_models
 from breccia.gguf import rope as gguf_rope
@@ -148,6 +149,7 @@ def test_tensors_are_those_of_the_architecture(name: str, models: dict[str, Path
 
 @pytest.mark.parametrize("to", ["gguf:bf16", "gguf:q8_0", "gguf:mxfp4"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.in_turn
 def test_there_and_back(name: str, to: str, models: dict[str, Path], tmp_path: Path) -> None:
     """A directory made of the file computes what a directory of the same values does."""
     convert(models[name], tmp_path / "a.gguf", to)

@@ -171,6 +171,7 @@ QUANTIZED = {
 LEFT_OUT, CHANGED = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("source", QUANTIZED)
 @pytest.mark.parametrize("patterns", [{"exclude": ["*q_proj*"]}, {"include": ["*.mlp.*"]}], ids=["exclude", "include"])
 def test_patterns_hold_for_what_is_quantized_already(source: str, patterns: Any, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.in_turn
 def test_every_target_takes_them(to: str, sources: dict[str, Path], tmp_path: Path) -> None:
     source = sources["small" if to.endswith("_k") else "all"]  # K-quants have scales of float16
     out, back = (tmp_path / f"{name}{'.gguf' if to.startswith('gguf') else ''}" for name in ("out", "back"))

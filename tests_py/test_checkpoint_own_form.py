@@ -10,7 +10,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.bridges import dequantize_gguf
-from breccia.bridges.gguf import NUMBERS, TYPES
+from breccia.bridges.gguf.blocks import NUMBERS, TYPES
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, inspect, save_arrays, verify
 from breccia.checkpoint.judging.verify import values
 from breccia.gguf.container import GgufWriter

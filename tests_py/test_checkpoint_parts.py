@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +45,7 @@ def cli(*words, seed="0"):
 
 @pytest.mark.parametrize(("name", "to"), CASES)
 @pytest.mark.parametrize("count", [1, 2, 3, 50])
+@pytest.mark.in_turn
 def test_any_number_of_parts_gives_the_bytes_of_one_process(sources, tmp_path, name, to, count):
     convert(sources[name], tmp_path / "whole", to)
     pieces = pickle.loads(pickle.dumps(plan(sources[name], tmp_path / "out", to, count)))
@@ -111,19 +113,20 @@ def test_parts_of_other_processes_by_the_command(sources, tmp_path):
     assert tree(out) == tree(tmp_path / "whole")
 
 
+# Prints the exit codes of its children: of one that is stopped before a call to the disk, and of one that is not.
 KILLED = """
 import os, sys
+from fault_runner import forked, stopping_at
 from breccia.checkpoint import finish, plan
-from breccia.checkpoint.files import disk
-left = [int(sys.argv[1])]
-def before(*_):
-    left[0] -= 1
-    if left[0] < 0:
-        os._exit(77)
-disk.before = before
-for piece in plan(sys.argv[2], sys.argv[3], "nvfp4", 2):
-    piece.run(threads=1)
-finish(sys.argv[2], sys.argv[3], "nvfp4")
+source, out, steps = sys.argv[1], sys.argv[2], sys.argv[3:]
+def all_parts():
+    for piece in plan(source, out, "nvfp4", 2):
+        piece.run(threads=1)
+    finish(source, out, "nvfp4")
+for step in steps:
+    for run in (stopping_at(int(step), all_parts), all_parts):
+        print(forked(run), flush=True)
+        sys.stdin.readline()  # the test has looked
 """
 
 
@@ -131,21 +134,22 @@ def test_killed_at_any_call_a_run_again_gives_the_same_bytes(sources, tmp_path):
     """A process that does all parts is stopped before one of its calls to the disk, then run again in full."""
     source, out = sources["deepseek"], tmp_path / "out"
     convert(source, tmp_path / "whole", "nvfp4")
-    stopped = 0
-    for step in (0, 3, 9, 17, 26, 38, 47, 55):
-        command = [sys.executable, "-c", KILLED]
-        first = subprocess.run([*command, str(step), source, out], capture_output=True, timeout=60, check=False)
-        assert first.returncode == 77, first.stderr
-        stopped += 1
-        if out.exists():
+    steps = ("0", "3", "9", "17", "26", "38", "47", "55")
+    command = [sys.executable, "-c", KILLED, source, out, *steps]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes) as forks:
+        for step in steps:
+            assert forks.stdout.readline() == "77\n", step
+            if out.exists():
+                assert tree(out) == tree(tmp_path / "whole")
+            print(file=forks.stdin, flush=True)
+            assert forks.stdout.readline() == "0\n", step
             assert tree(out) == tree(tmp_path / "whole")
-        again = subprocess.run([*command, "100000", source, out], capture_output=True, timeout=60, check=False)
-        assert again.returncode == 0, again.stderr
-        assert tree(out) == tree(tmp_path / "whole")
-        for path in sorted(out.rglob("*"), reverse=True):
-            path.unlink()
-        out.rmdir()
-    assert stopped == 8
+            shutil.rmtree(out)
+            print(file=forks.stdin, flush=True)
+        forks.stdin.close()
+        assert (forks.stdout.read(), forks.wait(timeout=60)) == ("", 0)
 
 
 def test_what_is_missing_or_of_another_conversion_is_told(sources, tmp_path):

@@ -101,6 +101,7 @@ def test_mlx(key: str, minilm: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.array(theirs), value, name)
 
 
+@pytest.mark.in_turn
 @recipes_of("gguf")
 def test_gguf(key: str, minilm: Path, tmp_path: Path) -> None:
     reader = pytest.importorskip("gguf.gguf_reader")

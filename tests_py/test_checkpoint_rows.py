@@ -55,6 +55,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
+@pytest.mark.in_turn
 def test_rows_are_those_of_the_whole(source: Path, count: list[int]) -> None:
     checkpoint = Checkpoint(source, mapped=False)
     quantized = 0

@@ -4,6 +4,7 @@ activations have scales."""
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from breccia.bridges import compressed_tensors, modelopt
 from breccia.bridges import parts as _parts
+from breccia.bridges.readers import fused_layer
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, verify
 from breccia.checkpoint.judging.verify import values
 from checkpoints import deepseek_v3, minilm, modelopt_nvfp4, weight, write_shards
@@ -243,3 +245,28 @@ def test_a_format_of_one_recipe_refuses_several(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]
     (other,) = said["dynamic"].values()
     assert {said["group_size"], other["group_size"]} == {64, 128}
+
+
+LAYERS = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.fused_qkv_a_proj": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+    "linear_attn.in_proj_qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    "feed_forward.gate_up_proj": ("feed_forward.w1", "feed_forward.w3"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+@pytest.mark.parametrize("whole", LAYERS)
+def test_gptq_takes_out_a_layer_that_servers_fuse_by_its_own_name(whole: str, tmp_path: Path) -> None:
+    """vLLM and SGLang look in ``dynamic`` for the names of their own layers, not for those of the parts."""
+    names = [f"model.layers.0.{part}" for part in (*LAYERS[whole], "mlp.down_proj")]
+    source = write_shards(tmp_path / "in", [{f"{name}.weight": weight(64, 128) for name in names}], {})
+    left = [f"{name}.weight" for name in names[:-1]]
+    convert(source, tmp_path / "all", "gptq", exclude=left)
+    said = json.loads((tmp_path / "all" / "config.json").read_text())["quantization_config"]["dynamic"]
+    assert f"-:^{re.escape(f'model.layers.0.{whole}')}$" in said
+    convert(source, tmp_path / "one", "gptq", exclude=left[:1])
+    said = json.loads((tmp_path / "one" / "config.json").read_text())["quantization_config"]["dynamic"]
+    assert list(said) == [f"-:^{re.escape(names[0])}$"]
+    assert {fused_layer(name) for name in left} == {f"model.layers.0.{whole}"}
+    assert fused_layer("model.layers.0.mlp.down_proj.weight") is None

@@ -130,6 +130,7 @@ print(status("VmHWM") - before, file=sys.stderr)
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="measures memory by /proc")
 @pytest.mark.parametrize("options", [[], ["--all"], ["--json"], ["--summary"]], ids=str)
 def test_inspect_takes_four_bytes_of_memory_a_byte_of_header(

@@ -250,28 +250,33 @@ def broken(path: Path, to: Path) -> None:
     save_arrays(arrays, to)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        ["convert"],
-        ["merge-lora"],
-        ["inspect"],
-        ["verify"],
-        ["calibrate"],
-        ["evaluate"],
-        ["plot"],
-        ["doctor"],
-        ["demo"],
-    ],
-)
-def test_help_fits_80_columns(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit, match="0"):
-        main([*command, "--help"])
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+        main(["--help"])
+    screen = capsys.readouterr().out
+    commands = re.findall(r"^ {4}([a-z-]+)", screen, re.MULTILINE)
+    assert "plan-bits" in commands and max(map(len, screen.splitlines())) <= 80
+    for command in commands:
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80, command
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--to", "modelopt:nvfp4", "--kv", "FP8"],
+        ["--to", "compressed-tensors:fp8", "--activations", "Dynamic"],
+        ["--to", "nvfp4", "--scale-search", "MSE", "--method", "Nearest"],
+        ["--to", "INT4", "--group-size", "AUTO", "--unmarked", "ComfyUI"],
+    ],
+    ids=" ".join,
+)
+def test_words_of_options_are_taken_in_any_case(tmp_path: Path, options: list[str]) -> None:
+    save_arrays({"up_proj.weight": np.ones((16, 128), np.float32)}, tmp_path / "in.safetensors")
+    files = [str(tmp_path / "in.safetensors"), str(tmp_path / "out.safetensors")]
+    assert main(["convert", *files, *options, "--quiet"]) == 0
 
 
 def test_inspect_joins_layers_that_are_alike(many: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,7 +406,9 @@ def test_notes_leave_room_on_the_screen(
     words = ("convert", "odd.safetensors", "q.safetensors", "--to", "int4:32")
     code, out, _ = run(*words, "--quiet", capsys=capsys)
     assert code == 0
-    assert out.startswith("! alone.weight: left as it is: ")
+    assert out.startswith(
+        "! alone.weight: left as it is: int4 has blocks of 32, which do not divide its 40\n  columns\n"
+    )
     assert out.count("! 3 × layers.*.") == 11
     assert out.count("left as it is") == 12
     assert "! and 3 more, which --json has\n" in out
@@ -437,7 +444,7 @@ def test_a_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (code, err) == (
         2,
         f"breccia inspect: {path}: file must be in the format of safetensors or GGUF: its first 8 bytes say that the "
-        f"header has {number}\n",
+        f"header has {number} bytes\n",
     )
 
 
@@ -591,6 +598,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no stream that is always full")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_streams_that_take_nothing_change_no_exit_code(command: str, model: Path, tmp_path: Path) -> None:

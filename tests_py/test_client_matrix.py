@@ -25,6 +25,7 @@ def test_every_target_has_a_row() -> None:
     assert list(ROWS) == clients.rows_of()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("target", ROWS)
 def test_row(target: str, models: Any, tmp_path: Path) -> None:
     try:

@@ -82,7 +82,8 @@ def test_quick_run_gives_every_row(tmp_path):
     casts = {row["name"] for row in results["rows"] if row["group"] == "cast"}
     assert casts >= {f"fp32 → {name}" for name in NAMES}
     multiplied = {row["name"] for row in results["rows"] if row["group"] == "matmul M=16"}
-    assert multiplied == {f"{source} × {name}" for source in ("bf16", "fp32", "FP8") for name in products.RECIPES}
+    named = {f"{source} × {name}" for source in ("bf16", "fp32", "FP8") for name in products.RECIPES}
+    assert multiplied == named | {f"INT8 × {name}" for name in products.BY_ROUNDED}
     for row in results["rows"]:
         assert row["rate"] > 0
         assert all(ms > 0 for ms in row["ms"].values())

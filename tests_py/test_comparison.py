@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+import re
 
 import breccia
 import numpy as np
@@ -204,7 +205,12 @@ def test_plots_count_what_numpy_counts(recipe):
     logs = np.log2(scales[scales > 0])
     low, high = math.floor(logs.min()), max(math.ceil(logs.max()), math.floor(logs.min()) + 1)
     counts, _ = np.histogram(logs, bins=2 * (high - low), range=(low, high))
-    assert _scales(scaled) == {"scales": counts.tolist(), "low": low, "high": high, "zeros": int((scales == 0).sum())}
+    assert _scales(scales_of(scaled)) == {
+        "scales": counts.tolist(),
+        "low": low,
+        "high": high,
+        "zeros": int((scales == 0).sum()),
+    }
 
 
 @ALL
@@ -243,3 +249,17 @@ def test_messages():
         comparison.error_magnitudes(x, x, math.nan)
     with pytest.raises(TypeError, match="reference must be a ScaledTensor or an array of real numbers"):
         comparison.compare(np.array(["a"]), x[0, :1])
+
+
+def test_a_comparison_is_read_at_a_glance():
+    """One short line with what is asked for first; the attributes have every digit."""
+    x = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
+    said = comparison.compare(x, breccia.cast(x, "nvfp4"))
+    worst = rf"max_error 0\.\d{{3,4}} at {said.max_error_at}"
+    line = rf"Comparison\(20\.\d\d dB, cosine 0\.9954\d\d, {worst}, 524,288 elements\)"
+    assert re.fullmatch(line, repr(said))
+    assert repr(comparison.compare(x, x)) == "Comparison(equal, 524,288 elements)"
+    holed = x.copy()
+    holed[0, 0] = np.nan
+    assert repr(comparison.compare(holed, x)).endswith("524,288 elements, 0 NaN where the reference has 1)")
+    assert repr(comparison.compare(x[:1, :2], 2 * x[:1, :2])).startswith("Comparison(0.00 dB, cosine 1, max_error ")

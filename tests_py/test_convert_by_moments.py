@@ -17,6 +17,7 @@ from breccia.checkpoint.planning.targets import FLOATS, parse_target
 from breccia.cli import main
 from breccia.gguf.container import GgufFile
 from breccia.moments import Moments, save_moments
+from breccia.recipes import choices
 from fault_runner import tree
 from tiny_models import LAYER_OF_LLAMA
 
@@ -86,12 +87,13 @@ def llama(tmp_path_factory):
 def rounds(name):
     """Whether a target has codes that GPTQ chooses."""
     target = parse_target(name)
-    return name not in FLOATS and not target.kind and target.recipe is not None
+    return name not in FLOATS and not target.kind and target.recipe is not None and not choices(target.recipe).expanded
 
 
 TARGETS = [name for name in target_names() if rounds(name)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("to", TARGETS)
 def test_every_target_loses_less_at_the_output(llama, tmp_path, to):
     if to.startswith("onnx"):
@@ -118,6 +120,18 @@ def test_every_target_loses_less_at_the_output(llama, tmp_path, to):
     for name, said in errors.items():
         assert said["output_error"] < said["nearest"] and said["level"] == "full"
         assert measured[name] == pytest.approx(said["output_error"], rel=2e-3)
+
+
+@pytest.mark.parametrize("to", ["expanded", "int8_expanded"])
+def test_groups_with_exponents_have_no_scale_to_choose(llama, tmp_path, to):
+    folder, _, _ = llama
+    with pytest.raises(ValueError, match=f"method gptq must be left out for tensor '.*weight', which becomes {to}"):
+        convert(folder / "model", tmp_path / "out", to, moments=folder / "full.safetensors", method="gptq")
+    report = convert(folder / "model", tmp_path / "out", to)
+    judged = verify(folder / "model", tmp_path / "out")
+    assert report["tensors"]["cast"] and judged["ok"]
+    opened = breccia.load(tmp_path / "out" / "model.safetensors")
+    assert any(getattr(value, "exponents", None) is not None for value in opened.values())
 
 
 def test_codes_are_those_of_gptq(llama, tmp_path):
@@ -490,8 +504,9 @@ def test_what_is_refused(llama, tmp_path):
 def test_blocks_that_no_recipe_makes_are_named(llama):
     """Among tensors of one conversion that have recipes."""
     from breccia.bridges.parts import Found
-    from breccia.checkpoint.planning.targets import Choice, Feedback, Target
-    from breccia.checkpoint.writing.rounding import rounding_notes
+    from breccia.checkpoint.planning.choices import Choice
+    from breccia.checkpoint.planning.rounding import rounding_notes
+    from breccia.checkpoint.planning.targets import Feedback, Target
 
     folder, _, _ = llama
     name = f"{LAYER}mlp.down_proj.weight"

@@ -93,6 +93,7 @@ def quantized(made: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "int4", "fp8"])
 @pytest.mark.parametrize("shard", [None, "100KB"])
+@pytest.mark.in_turn
 def test_what_convert_writes_keeps_its_codes(recipe: str, shard: str | None, model: Any, tmp_path: Path) -> None:
     name, kind, path = model
     if shard:

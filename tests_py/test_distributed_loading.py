@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from breccia import bridges
 from breccia.autograd import LinearRecipes
-from breccia.bridges import common
+from breccia.bridges import packing
 from breccia.checkpoint import Checkpoint, convert, target_names
 from checkpoints import MAKERS, weight, write_shards
 
@@ -100,7 +100,7 @@ def codes_of(folder, to):
         if isinstance(loaded, breccia.ScaledTensor):
             parts = {name: getattr(loaded.to("torch"), name) for name in ("scale", "zero_point", "global_scale")}
             four = breccia.formats.finfo(loaded.recipe.element).bits == 4
-            data = torch.tensor(common.packed_codes(loaded)) if four else loaded.to("torch").data
+            data = torch.tensor(packing.packed_codes(loaded)) if four else loaded.to("torch").data
             yield found, {"data": data, **parts}
 
 
@@ -136,6 +136,7 @@ def loads_codes_before_2_13(rank, world, folder):
     loads_codes(rank, world, folder)
 
 
+@pytest.mark.in_turn
 def test_quantized_layers_get_the_codes_under_earlier_torch(sources):
     distributed_ranks.run(2, loads_codes_before_2_13, sources)
 

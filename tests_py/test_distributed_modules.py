@@ -138,6 +138,7 @@ def runs_before_2_13(rank, world, folder):
     assert {tensor.dtype for name, tensor in state.items() if "weight_" in name} == {torch.uint8}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_sharded_models_compute_and_load_under_earlier_torch(world, tmp_path):
     if world == 1:  # in a process of its own: what it changes of torch stays changed

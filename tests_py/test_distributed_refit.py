@@ -18,7 +18,7 @@ import distributed_ranks  # noqa: E402
 if not torch.distributed.is_available():
     pytest.skip("torch is built without torch.distributed", allow_module_level=True)
 from breccia import distributed  # noqa: E402
-from breccia.distributed.checkpoints.taking import stored_dtype  # noqa: E402
+from breccia.checkpoint.files.dtypes import torch_dtype  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
@@ -76,7 +76,7 @@ def same(given, path):
     file = SafetensorsFile(path / "model.safetensors")
     assert set(given) == set(file.entries)
     for name, tensor in given.items():
-        assert tensor.dtype == stored_dtype(file.entries[name].dtype), name
+        assert tensor.dtype == torch_dtype(file.entries[name].dtype), name
         raw = np.ascontiguousarray(file[name]).reshape(-1).view(np.uint8)
         assert torch.equal(tensor.contiguous().reshape(-1).view(torch.uint8), torch.tensor(raw)), (path.name, name)
 

@@ -4,6 +4,8 @@
 import collections
 import copy
 import re
+import subprocess
+import sys
 
 import breccia
 import cases
@@ -126,6 +128,28 @@ def casts_as_one_process(rank, world):
 
 def test_casts_of_dtensors_have_the_bytes_of_the_whole():
     distributed_ranks.run(2, casts_as_one_process)
+
+
+ALONE = """
+import tempfile
+import breccia, torch
+from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+with tempfile.TemporaryDirectory() as folder:
+    init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    x = torch.arange(4096.0).reshape(32, 128)
+    dealt = distribute_tensor(x, init_device_mesh("cpu", (1,)), [Shard(0)])
+    made = OPERATION
+    assert made.data.placements == (Shard(0),)
+    assert torch.equal(made.dequantize().to_local(), breccia.cast(x, "fp8-row").dequantize())
+    destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("options", ["", ", offset=(0, 128)"])
+def test_a_dtensor_is_cast_where_nothing_has_imported_the_rules(options):
+    code = ALONE.replace("OPERATION", f'breccia.cast(dealt, "fp8-row"{options})')
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def converts_as_one_process(rank, world):

@@ -29,6 +29,7 @@ from breccia import checkpoint
 
 make_docs = pytest.importorskip("make_docs")  # a source archive has neither documents nor benchmarks
 
+pytestmark = pytest.mark.always  # each page is another text
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 # The pages of the site; records of decisions and measurements in docs/design are for who reads the code.

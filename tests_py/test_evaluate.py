@@ -162,6 +162,8 @@ def test_the_commands(llama, tmp_path, capsys):
     assert (code, err) == (0, "")
     assert "15 layers, inputs 9 full, 300 tokens" in out and "fewer than 4 K rows" in out
     assert max(map(len, out.splitlines())) <= 80 or str(made) in out
+    following = " ".join(out[out.index("next:") :].replace("\\\n", "").split())
+    assert following == f"next: breccia convert {llama / 'model'} OUT --to FORMAT --moments {made} --method gptq"
     with load_moments(made) as moments:
         assert len(moments) == 15 and moments["lm_head"].count == 300
         assert len(moments.metadata["model_sha256"]) == len(moments.metadata["text_sha256"]) == 64
@@ -194,6 +196,17 @@ def test_the_commands(llama, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["calibrate", "m", "--text", "t", "--out", "o", "--memory", "much"])
     assert "must be bytes, as 500MB or 8GiB, got 'much'" in capsys.readouterr().err
+
+
+def test_figures_of_a_broken_model_fit_the_screen():
+    broken = {"value": 275715457.228, "error": 153827092.4479}
+    whole = {"value": 23.45678, "error": None}
+    kld = dict.fromkeys(("mean", "median", "p99"), whole)
+    report = {"perplexity": {"checkpoint": broken, "reference": whole, "ln_ratio": whole}, "kld": kld}
+    report |= {"bytes": {"checkpoint": 1, "reference": 2}, "same_top": {"value": 0.5, "error": 0.01}}
+    lines = breccia.evaluation.render(report | {"top_k": None, "predictions": 10, "rows": 1, "length": 11})
+    assert lines[0] == "perplexity      2.7572e+08 ± 1.5383e+08"
+    assert lines[1] == "  of reference  23.4568 ± unknown"
 
 
 @pytest.mark.parametrize("experts", [None, 3])

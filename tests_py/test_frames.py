@@ -51,14 +51,14 @@ def given(framework: str) -> tuple[Any, Any]:
     return mx.array(X), breccia.cast(mx.array(W), "nvfp4")
 
 
-@pytest.mark.parametrize(("framework", "most"), [("numpy", 18), ("torch", 27), ("jax", 161), ("mlx", 19)])
+@pytest.mark.parametrize(("framework", "most"), [("numpy", 17), ("torch", 26), ("jax", 27), ("mlx", 18)])
 def test_linear(framework: str, most: int) -> None:
     x, q = given(framework)
     entered = frames(lambda: breccia.linear(x, q))
     assert 0 < len(entered) <= most, entered
 
 
-@pytest.mark.parametrize(("framework", "most"), [("numpy", 60), ("torch", 75)])
+@pytest.mark.parametrize(("framework", "most"), [("numpy", 50), ("torch", 70)])
 def test_matmul_of_a_turned_weight(framework: str, most: int) -> None:
     x, q = given(framework)
     breccia.linear(x, q)
@@ -69,7 +69,7 @@ def test_matmul_of_a_turned_weight(framework: str, most: int) -> None:
 def test_a_slice() -> None:
     _, q = given("numpy")
     entered = frames(lambda: q[:32])
-    assert 0 < len(entered) <= 32, entered
+    assert 0 < len(entered) <= 21, entered
 
 
 def test_a_compiled_layer_asks_for_the_core_tensor_once() -> None:
@@ -107,4 +107,4 @@ def test_a_conversion(tmp_path: Path) -> None:
     numbers = itertools.count()
     to = "compressed-tensors:nvfp4"
     entered = frames(lambda: checkpoint.convert(source, tmp_path / str(next(numbers)), to, threads=1))
-    assert 0 < len(entered) <= 1450
+    assert 0 < len(entered) <= 782

@@ -20,6 +20,7 @@ SOME = hypothesis.settings(max_examples=12)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("backend", SUPPORTED)
 @pytest.mark.parametrize("key", cases.RECIPES)
 def test_bytes_are_the_frozen_ones(key, backend):

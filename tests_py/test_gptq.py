@@ -122,6 +122,41 @@ def test_moments_of_each_level():
     assert errors[2] < errors[0]
 
 
+@pytest.mark.parametrize("order", ["act", "natural"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_moments_of_runs_give_the_codes_of_a_matrix_that_is_zero_elsewhere(name, order):
+    """The matrix is factored in other steps, whose sums may part at a tie and what follows in that run of its row."""
+    w, x = layer(64)
+    h = (x.T @ x).astype(np.float32)
+    h[40] = h[:, 40] = 0
+    for group in (1, 16, 64, 128, 256):
+        runs = np.stack([h[i : i + group, i : i + group] for i in range(0, 256, group)])
+        whole = np.zeros_like(h)
+        for number, run in enumerate(runs):
+            whole[number * group :, number * group :][:group, :group] = run
+        known = runs[:, 0, 0] if group == 1 else runs
+        made, report = gptq_reported(w, known, RECIPES[name], order=order)
+        wanted, other = gptq_reported(w, whole, RECIPES[name], order=order)
+        assert report.level == {1: "diag", 256: "full"}.get(group, "block")
+        assert (report.damp, report.dead, report.nearest) == (other.damp, other.dead, other.nearest) == (0.02, 1, 0)
+        assert parts(made)[1:] == parts(wanted)[1:]
+        assert (made.numpy() == wanted.numpy()).mean() > 0.999
+        assert abs(output_error(w, made, whole) / output_error(w, wanted, whole) - 1) < 1e-4
+    shared = gptq_reported(np.stack([w, -2 * w]), runs, RECIPES[name])[0].numpy()
+    apart = gptq_reported(np.stack([w, -2 * w]), np.stack([runs, runs]), RECIPES[name])[0].numpy()
+    assert np.array_equal(shared, apart)
+
+
+def test_a_run_that_is_not_positive_definite_takes_damping_with_the_others():
+    w = layer()[0]
+    runs = np.stack([np.eye(16, dtype=np.float32)] * 16)
+    runs[3] = 2 * np.eye(16) - 1.5  # of which an eigenvalue is -22
+    assert gptq_reported(w, runs, "int4:32")[1].nearest == 1
+    runs[3] = np.eye(16) - 0.1  # of which one is -0.6
+    report = gptq_reported(w, runs, "int4:32")[1]
+    assert report.nearest == 0 and report.damp == 1
+
+
 def test_columns_that_no_input_reached_keep_their_nearest_value():
     w, x = layer()
     x[:, [3, 77]] = 0
@@ -205,6 +240,10 @@ def test_what_is_refused():
     above[0, -1] = np.inf  # in the half that is not worked with
     for error, arguments, options, message in (
         (ValueError, (w, h[:-1, :-1], "int4"), {}, r"moments must be \(256, 256\) for w of shape \(24, 256\)"),
+        (ValueError, (w, np.ones((16, 8, 8)), "int4"), {}, r"moments must be \(256, 256\) for w .*, got shape \(16, 8"),
+        (ValueError, (w, np.ones((0, 0, 0)), "int4"), {}, r"moments must be \(256, 256\) for w .*, got shape \(0, 0"),
+        (ValueError, (w, np.full((16, 16, 16), np.inf), "int4"), {}, "moments must be finite, got inf"),
+        (ValueError, (w, np.full((16, 16, 16), -1.0), "int4"), {}, "moments must not be negative on the diagonal"),
         (ValueError, (w, h * np.float32(np.nan), "int4"), {}, "moments must be finite"),
         (ValueError, (w, above, "int4"), {}, "moments must be finite"),
         (ValueError, (w, -h, "int4"), {}, "moments must not be negative on the diagonal"),
@@ -231,8 +270,12 @@ def status(what):
 k = int(sys.argv[1])
 w = np.random.default_rng(0).normal(size=(16, k)).astype(np.float32)
 breccia.gptq(w[:, :128], np.eye(128, dtype=np.float32), "int4")
-h = np.eye(k, dtype=np.float32)
-h += np.float32(0.25) / k
+if sys.argv[2] == "full":
+    h = np.eye(k, dtype=np.float32)
+    h += np.float32(0.25) / k
+else:
+    h = np.stack([np.eye(16, dtype=np.float32) + np.float32(0.25)] * (k // 16))
+    h = np.ones(k, np.float32) if sys.argv[2] == "diag" else h
 Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
 breccia.gptq(w, h, "int4")
@@ -243,6 +286,17 @@ print(status("VmHWM") - before)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read where Linux has it")
 def test_a_wide_layer_takes_little_more_memory_than_half_of_its_moments():
     k = 4096
-    program = [sys.executable, "-c", _PEAK, str(k)]
-    peak = int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+    peak = peak_of(k, "full")
     assert peak < 0.63 * 4 * k * k + (32 << 20), f"{peak / 2**20:.0f} MiB beside {k * k >> 18} of moments"
+
+
+def peak_of(k, level):
+    program = [sys.executable, "-c", _PEAK, str(k), level]
+    return int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read where Linux has it")
+@pytest.mark.parametrize("level", ["block", "diag"])
+def test_moments_of_runs_take_memory_by_their_columns_and_not_by_the_square(level):
+    peak = peak_of(1 << 16, level)  # whose square would take 16 GiB
+    assert peak < 128 << 20, f"{peak / 2**20:.0f} MiB"

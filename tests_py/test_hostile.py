@@ -85,6 +85,7 @@ def alarm() -> Iterator[None]:
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="measures memory by /proc")
 @pytest.mark.parametrize("name", [case(name, content.is_slow) for name, content in CASES.items()])
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("alarm")
 def test_hostile_checkpoints(name: str, tmp_path: Path, capsys: Any) -> None:
     case = CASES[name]
@@ -165,6 +166,7 @@ for key in (
 @pytest.mark.parametrize(
     "name", [case(name, any(isinstance(c, hostile.Large) for c in files)) for name, files in ADAPTERS.items()]
 )
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("alarm")
 def test_hostile_adapters(name: str, model: Path, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "in"

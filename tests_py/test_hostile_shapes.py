@@ -52,6 +52,7 @@ def cli(*arguments):
 LAYOUTS = [breccia.PerTensor(), breccia.PerBlockK(32), breccia.PerChannel(), breccia.PerBlockMN(1, 32)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_tensor_of_no_axes(tmp_path, layout, command):

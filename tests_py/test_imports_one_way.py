@@ -6,6 +6,7 @@ alone do not. What a registry loads by name (the modules of frameworks and bridg
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +19,8 @@ PACKAGE = ROOT / "python/breccia"
 # unless a longer one does; a package and "=" for its own file alone.
 LAYERS = {
     "facts": (
-        "_core _moved _version _inputs layouts recipes recipe_names formats cpu peers "
-        "value= value.form value.foreign verbs.cast_options cli= cli.arguments cli.errors cli.terminal "
+        "_core _moved _version layouts recipes recipe_names formats peers "
+        "value= value.form value.foreign value.inputs verbs.cast_options cli= cli.arguments cli.errors cli.terminal "
         "schemes.inputs schemes.labels schemes.layers schemes.matching schemes.patterns schemes.rules schemes.toml "
         "schemes.value"
     ),
@@ -27,9 +28,9 @@ LAYERS = {
     "value": (
         "value.slicing value.checked value.equality value.pickling value.display scaled_tensor kernels.whole_array"
     ),
-    "verbs": "verbs value.joining delayed autograd saved_activations kernels comparison",
-    "arrays": "frameworks kernels.triton gpu",
-    "models": "nn optim quantize_model distributed sharding",
+    "verbs": "verbs value.joining delayed autograd kernels comparison",
+    "arrays": "frameworks kernels.triton device",
+    "models": "nn optim verbs.quantize_model distributed sharding",
     "stored bytes": (
         "checkpoint.arguments checkpoint.files.bounded_json checkpoint.files.disk checkpoint.files.dtypes "
         "checkpoint.files.input_file checkpoint.files.locks checkpoint.files.planned_file "
@@ -122,6 +123,15 @@ def test_a_circle_is_found():
 
 def test_there_is_no_circle():
     assert not circle(GRAPH), " imports ".join(circle(GRAPH))
+
+
+def test_nobody_but_layouts_asks_of_what_class_a_layout_is():
+    """`Layout.block` says it of all four."""
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if module != "layouts" and isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                classes = ast.unparse(node.args[1])
+                assert not {"PerTensor", "PerChannel", "PerBlockK", "PerBlockMN"} & set(re.findall(r"\w+", classes))
 
 
 def test_imports_go_down():

@@ -26,6 +26,7 @@ def run(code, timeout=120, **environment):
     )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     "work",
@@ -88,6 +89,7 @@ def test_a_handler_that_returns_interrupts_nothing():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "work",
     ["breccia.matmul(x, w.T)", "breccia.cast(x, recipe)", "breccia.dequantize(w)", "breccia.formats.decode(d, 'int8')"],

@@ -13,9 +13,10 @@ import cases
 import numpy as np
 import oracles
 import pytest
-from breccia import PerBlockMN, PerChannel, cast, dequantize, from_buffer, matmul, requantize
+from breccia import PerBlockMN, PerChannel, PerTensor, cast, dequantize, from_buffer, matmul, requantize
 from test_ops import bound, check
 
+FP8 = breccia.Float8CurrentScaling()
 # Longer than the 4096 elements that go through a kernel at a time, and not a multiple of any vector.
 LONG = 9001
 
@@ -220,3 +221,26 @@ def test_requantize_of_batches_and_loose_codes(recipe):
     np.testing.assert_array_equal(expected.scale[1, 2], one.scale)
     loose = requantized(oracles.codes_of(scaled), ...)
     np.testing.assert_array_equal(loose.data, expected.data)
+
+
+@pytest.mark.parametrize("block", [1 << 31, 1 << 48, (1 << 62) + 1, (1 << 63) - 1])
+def test_blocks_larger_than_any_tensor(block):
+    with pytest.raises(ValueError, match="divisible"):
+        cast(np.ones((4, 128), np.float32), breccia.Float8BlockScaling(block_k=block))
+    x = cases.normal((4, 128))  # a ragged tile larger than the tensor is the tensor
+    scaled = cast(x, breccia.Float8BlockScaling(block_k=block, block_m=block))
+    assert scaled.scale.shape == (1, 1)
+    np.testing.assert_array_equal(scaled.data, cast(x, FP8).data)
+    np.testing.assert_array_equal(dequantize(scaled), dequantize(cast(x, FP8)))
+
+
+def test_tensors_larger_than_memory():
+    x = np.broadcast_to(np.float32(1), (1 << 30, 1 << 30))
+    for recipe in (FP8, breccia.Float8BlockScaling(), breccia.NVFP4BlockScaling()):
+        with pytest.raises(ValueError, match=r"^shape \(1073741824, 1073741824\) must have fewer than 2\^63 bytes$"):
+            cast(x, recipe)
+    huge = from_buffer(np.broadcast_to(np.uint8(0), (1 << 30, 1 << 30)), np.float32(1), FP8, PerTensor())
+    with pytest.raises(MemoryError, match=r"^Unable to allocate 4.00 EiB"):
+        dequantize(huge)
+    with pytest.raises(MemoryError, match=r"^Unable to allocate 4.00 EiB"):
+        matmul(huge, np.broadcast_to(np.float32(1), (1 << 30, 1 << 30)))

@@ -59,6 +59,35 @@ def test_no_include_runs_up():
     assert {("runtime", "contract"), ("tensor", "runtime"), ("matmul", "tensor"), ("backends", "kernels")} <= seen
 
 
+def headers_of(path):
+    """The headers of src/ that a file includes, and those that these include."""
+    seen, left = set(), [path]
+    while left:
+        names = re.findall(r'^#include "([\w/.]+)"', left.pop().read_text(encoding="utf-8"), re.M)
+        found = {ROOT / "cpp/src" / name for name in names if (ROOT / "cpp/src" / name).exists()} - seen
+        seen |= found
+        left += found
+    return seen
+
+
+def test_a_product_passes_few_files():
+    """The verb, the table of paths, a path and the files whose headers it includes."""
+    matmul = ROOT / "cpp/src/matmul"
+    paths = sorted((matmul / "paths").glob("*.cpp"))
+    assert len(paths) == 9
+    for path in paths:
+        passed = {matmul / "matmul.cpp", matmul / "choose.cpp", path}
+        passed |= {header.with_suffix(".cpp") for header in headers_of(path) if header.is_relative_to(matmul)}
+        assert len([file for file in passed if file.exists()]) <= 7, path
+
+
+def test_a_scale_rule_is_written_in_two_files():
+    """Besides the catalogue, which chooses among the rules for its recipes."""
+    files = [*(ROOT / "cpp").rglob("*.?pp"), *(ROOT / "python/src").rglob("*.?pp")]
+    naming = {path.name for path in files if "ScaleRule::" in path.read_text(encoding="utf-8")}
+    assert naming == {"recipe.hpp", "scale_rules.inl.hpp", "catalogue.cpp"}
+
+
 def test_kernels_stand_under_the_backends_that_choose_them():
     """The table of products names a place for each kernel that a backend's rules name, and for no other."""
     table = MAP.split("| kernel | ")[1].split("\n\n")[0].splitlines()
@@ -71,6 +100,68 @@ def test_kernels_stand_under_the_backends_that_choose_them():
     rules = breccia._core.matmul_rules()
     assert written == {(kernel, i) for backend, *_, kernel, _ in rules for i in (0, 1) if backend in columns[i]}
     assert {backend for backend, *_ in rules} == {backend for column in columns for backend in column}
+
+
+def unit_sources(backend):
+    """What the units of a backend are compiled of: every file that they include, under cpp/src."""
+    src = ROOT / "cpp/src"
+    text = (ROOT / "cpp/cmake/backends.cmake").read_text(encoding="utf-8")
+    sets = {name: units.split() for name, units in re.findall(r"set\(units_of_(\w+) ?([^)]*)\)", text)}
+    shared = [name for unit in sets[backend] for name in (sets[unit[11:-1]] if unit.startswith("${") else [unit])]
+    target = (src / f"backends/{backend}/target.hpp").read_text(encoding="utf-8")
+    named = dict(re.findall(r'#define (\w+) "([\w/.]+hpp)"', target))  # by which a unit includes what a CPU has
+    seen = set()
+    left = [f"backends/{unit}.cpp" for unit in shared]
+    left += [f"backends/{backend}/{path.name}" for path in (src / f"backends/{backend}").glob("*.cpp")]
+    while left:
+        path = left.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        included = re.findall(r"^ *#include +(\S+)", (src / path).read_text(encoding="utf-8"), re.M)
+        names = [name.strip('"') if name.startswith('"') else named.get(name) for name in included]
+        own = {name: f"backends/{backend}/{name}" for name in ("vec.hpp", "target.hpp")}
+        left += [own.get(name, name) for name in names if name and (src / own.get(name, name)).exists()]
+    return seen
+
+
+@needs_documents
+def test_kernels_are_written_where_the_tables_say():
+    """Each file in a column is one that a backend of the column is compiled of, and each backend whose rules name a
+    kernel is compiled of one that the kernel's cell names."""
+    rules = {(backend, kernel) for backend, *_, kernel, _ in breccia._core.matmul_rules()}
+    sources = {backend: unit_sources(backend) for backend, _ in rules}
+    sources["amx"] |= sources["avx512_bf16"]  # whose table it takes, but for what is its own
+    seen = set()
+    for table in re.findall(r"^\| .*portable, avx2.*\n\|.*\n((?:\|.*\n)+)", MAP.split("## Operation")[1], re.M):
+        headers = MAP[: MAP.index(table)].splitlines()[-2].split("|")[2:-1]
+        for row in table.splitlines():
+            kernels, *places = row.split("|")[1:-1]
+            for header, place in zip(headers, places, strict=True):
+                backends = set(header.strip().split(", "))
+                files = [path.removeprefix("src/") for path in re.findall(r"`(src/[\w/.]+)`", place)]
+                for path in files:
+                    assert any(path in sources[backend] for backend in backends), (path, header)
+                for name in re.findall(r"\*(\w+)\*", kernels):
+                    for backend in backends & {b for b, kernel in rules if kernel == name}:
+                        seen.add((backend, name))
+                        assert sources[backend] & set(files), (backend, name)
+    assert seen == rules
+
+
+@needs_documents
+def test_a_scale_rule_is_named_where_the_map_says():
+    """Beside recipes, which choose one: in the enumeration with its traits, and where its arithmetic is."""
+    naming = {
+        path.relative_to(ROOT / "cpp").as_posix()
+        for folder in ("include", "src")
+        for path in (ROOT / "cpp" / folder).rglob("*.?pp")
+        if "ScaleRule::" in path.read_text(encoding="utf-8")
+    }
+    places = {"include/breccia/recipe.hpp", "src/kernels/scale_rules.inl.hpp"}
+    assert naming == {*places, "src/tensor/catalogue.cpp"}
+    row = next(line for line in MAP.splitlines() if line.startswith("| see or add a scale rule"))
+    assert all(f"`{place}`" in row for place in places)
 
 
 @needs_documents

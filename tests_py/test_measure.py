@@ -4,6 +4,7 @@ this one."""
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,9 @@ def test_a_result_of_nobody_is_named(folder: Path) -> None:
 
 
 def test_a_measurement_is_recorded(folder: Path) -> None:
+    assert measure.expected("one") == "not timed"
     measure.measure("one", "0123456789ab")
+    assert re.fullmatch(r"[1-9]\d* s", measure.expected("one"))
     found = json.loads((folder / "one.json").read_text())
     assert found["best_ms"] > 0
     made = found["made"]
@@ -92,6 +95,50 @@ def test_a_measurement_is_recorded(folder: Path) -> None:
     assert made["command"] == "python import_time.py"
     assert made["sources"].keys() == {"benchmarks/import_time.py", "tests_py/test_measure.py"}
     assert measure.stale() == []
+
+
+def of_the_core(part: str) -> set[str]:
+    return {path.relative_to(ROOT).as_posix() for path in measure.included(part)}
+
+
+def test_every_kernel_decides_casts_or_products() -> None:
+    casts, products = of_the_core("casts of the core"), of_the_core("products of the core")
+    steps = of_the_core("optimizers in the core")
+    for folder in ("kernels", "backends", "quantize", "matmul", "runtime", "contract"):
+        files = {p.relative_to(ROOT).as_posix() for p in (ROOT / "cpp/src" / folder).rglob("*") if p.is_file()}
+        assert files - casts - products - steps <= {*measure.CASTS, *measure.PRODUCTS}
+    assert {path for path in casts if "matmul" in path or "gem" in path or "kernel_interface" in path} == set()
+    assert {path for path in products if "quantize" in path or "compare_kernels.inl" in path} == set()
+    assert {"cpp/src/backends/avx2/vec.hpp", "cpp/src/kernels/vocabulary.inl.hpp"} <= casts & products
+    assert "cpp/include/breccia/codecs/fp8.hpp" in casts & products
+    for part, kernel in (("encoding in the core", "encode"), ("comparing in the core", "compare_kernels")):
+        assert {"cpp/src/backends/avx2/vec.hpp", f"cpp/src/kernels/{kernel}.inl.hpp"} <= of_the_core(part) <= casts
+
+
+def test_a_digest_of_a_part_is_of_what_it_includes(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "PARTS", {"casts": ("cpp/src/*.cpp",)})
+    for folder in ("cpp/src/backends/one", "cpp/src/kernels", "cpp/include/breccia/codecs"):
+        (tmp_path / folder).mkdir(parents=True)
+    texts = {
+        "cpp/src/cast.cpp": '#include "kernels/a.hpp"\n#include <vector>\n  # include "breccia/codecs/fp8.hpp"\n',
+        "cpp/src/kernels/a.hpp": '#include "vec.hpp"\n#include "breccia/ops.hpp"\n',
+        "cpp/src/backends/one/vec.hpp": "",
+        "cpp/include/breccia/codecs/fp8.hpp": "",
+        "cpp/include/breccia/ops.hpp": "",
+        "cpp/src/kernels/b.hpp": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    decide = set(texts) - {"cpp/include/breccia/ops.hpp", "cpp/src/kernels/b.hpp"}
+    assert {path.relative_to(tmp_path).as_posix() for path in measure.included("casts")} == decide
+    for name, text in texts.items():
+        before = measure.digest("casts")
+        (tmp_path / name).write_text(text + "// changed\n")
+        assert (measure.digest("casts") != before) == (name in decide), name
+    (tmp_path / "cpp/src/kernels/a.hpp").write_text('#include "gone.hpp"\n')
+    with pytest.raises(FileNotFoundError, match=r"there is no gone.hpp, which .*a.hpp includes"):
+        measure.digest("casts")
 
 
 def test_a_digest_is_of_names_and_bytes(tmp_path: Path, monkeypatch: Any) -> None:
@@ -106,3 +153,34 @@ def test_a_digest_is_of_names_and_bytes(tmp_path: Path, monkeypatch: Any) -> Non
     assert len(seen) == 3
     (tmp_path / "a/y.so").write_text("built")
     assert measure.digest("a/") in seen
+
+
+def test_readme_shows_what_is_recorded_and_begins_with_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from documents import speed
+
+    monkeypatch.setattr(speed, "measured", lambda name: "")
+    assert len(speed.short().splitlines()) == 3  # a head without rows
+    monkeypatch.setattr(speed, "measured", lambda name: f"\n\n*{name} of this commit.*")
+    lines = speed.short().splitlines()
+    assert "| a token of a model of 1.1 billion weights, in NVFP4 |" in lines[2]
+    assert "| a checkpoint of 0.25 GiB, FP8 tiles to bf16 |" in lines[3]
+    assert lines[-len(speed.SHORT) :] == [f"*{name} of this commit.*" for name in speed.SHORT]
+
+
+def test_the_commit_is_of_what_is_measured(tmp_path: Path, monkeypatch: Any) -> None:
+    """Of a tree where results alone differ, since they are what is written, and marked where a source does."""
+    results = tmp_path / "benchmarks/results"
+    results.mkdir(parents=True)
+    for path in (results / "one.json", tmp_path / "source.py"):
+        path.write_text("{}")
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b.c commit -q --no-gpg-sign -m one"):
+        subprocess.run(["git", "-C", str(tmp_path), *words.split()], check=True)
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "FOLDER", results)
+    newest = measure.commit()
+    assert re.fullmatch("[0-9a-f]{12}", newest)
+    (results / "one.json").write_text("[]")
+    (results / "two.json").write_text("[]")
+    assert measure.commit() == newest
+    (tmp_path / "source.py").write_text("changed")
+    assert measure.commit() == f"{newest}-dirty"

@@ -245,7 +245,11 @@ def test_the_command_says_what_is_kept(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "breccia", "merge-lora", tmp_path / "q", tmp_path / "adapter", tmp_path / "out"]
     asked = [*map(str, command), "--rounding", "feedback"]
     run = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert re.search(r"out:\s+\d+(\.\d+)? kB in [\d.]+ s \(.* merge.*\)\n", run.stdout)
     assert re.search(r"\d+\.\d% of the adapter's change kept, rounding: feedback\n", run.stdout)
+    following = " ".join(run.stdout[run.stdout.index("next:") :].replace("\\\n", "").split())
+    assert following == f"next: breccia verify {tmp_path / 'q'} {tmp_path / 'out'} --adapter {tmp_path / 'adapter'}"
+    assert all(len(line) <= 80 or str(tmp_path) in line for line in run.stdout.splitlines())
     asked[-3:] = [str(tmp_path / "other"), "--rounding", "nearest"]
     with_seed = subprocess.run([*asked, "--seed", "1"], capture_output=True, text=True, check=False)
     assert with_seed.returncode == 2

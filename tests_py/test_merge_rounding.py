@@ -8,11 +8,12 @@ import breccia.bridges.common
 import breccia.comparison
 import numpy as np
 import pytest
-from breccia import recipes
+from breccia import _core, recipes
+from breccia.calibration.error_feedback import gptq_reported
 from breccia.checkpoint.lora.feedback import OfMoments, OfRows, _codes, _grid, round_change
 
 RECIPES: dict[str, Any] = {
-    **{kind.__name__: kind() for kind in recipes.all_recipes()},
+    **{kind.__name__: kind() for kind in recipes.all_recipes() if not recipes.choices(kind()).expanded},
     "int4 without a sign, with zero points": breccia.INT4Scaling(group_size=32, symmetric=False, signed=False),
     "int8 in groups": breccia.INT8Scaling(group_size=32, scale_dtype="fp16"),
     "fp8 in squares": breccia.Float8BlockScaling(block_m=128),
@@ -82,6 +83,37 @@ def test_as_gptq_by_the_inverse(name: str, moments: bool) -> None:
     assert equal.mean() > 0.7
     energy = [np.einsum("ni,ij,nj->", e, metric, e) for e in (breccia.dequantize(made) - values, wanted - values)]
     assert energy[0] == pytest.approx(energy[1], rel=0.02)
+
+
+def test_moments_with_a_negative_direction_are_damped_as_gptq_damps_them() -> None:
+    ladder = [0.0]
+    while ladder[-1] < 1:
+        ladder.append(_core.more_damping(ladder[-1]))
+    assert ladder == [0.0, 0.01, 0.1, 1.0]
+    spread = np.random.default_rng(7).normal(size=(K, K))
+    full = spread @ spread.T
+    mean = full.diagonal().mean()
+    full -= np.eye(K) * (np.linalg.eigvalsh(full)[0] + 0.3 * mean)  # more than 0.05 damps, and less than 0.5 does
+    mean = full.diagonal().mean()
+    low = np.linalg.eigvalsh(full)[0] / mean
+    assert 0.05 < -low < 0.5
+    damped = full + 10 * 0.05 * mean * np.eye(K)
+    upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
+    fed = OfMoments(full.astype(np.float32)).inside(0, K)
+    np.testing.assert_allclose(fed, upper / np.diag(upper), rtol=1e-3, atol=1e-4)
+    _, report = gptq_reported(weight(), full.astype(np.float32), "int4:32")
+    assert report.damp == pytest.approx(_core.more_damping(_core.more_damping(0.02)) if -low > 0.2 else 0.2)
+    opposed = np.eye(K, dtype=np.float32) * 2 - 1
+    with pytest.raises(ValueError, match="moments must be finite"):
+        OfMoments(opposed)
+
+
+def test_groups_with_exponents_are_refused() -> None:
+    """Their codes lie on no even grid, on which a remainder could be fed to others."""
+    old = breccia.cast(weight(), breccia.Float8ExpandedScaling())
+    values = breccia.dequantize(old)
+    with pytest.raises(ValueError, match="rounding 'feedback' needs a recipe without exponents, got Float8Expanded"):
+        round_change(old, values, old, OfRows(values[:1]))
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -36,6 +36,15 @@ def test_the_command_is_a_function():
     assert run.stdout.startswith("usage: breccia")
 
 
+def test_a_moved_module_is_still_an_attribute():
+    code = (
+        "import warnings, breccia; warnings.simplefilter('ignore'); "
+        "assert breccia.cpu is breccia.gpu is breccia.device; breccia.quantize_model.quantize_"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_what_never_was_is_not_found():
     with pytest.raises(ModuleNotFoundError, match=r"breccia\.nothing"):
         importlib.import_module("breccia.nothing")

@@ -27,14 +27,14 @@ def _a_state_of_its_own():
 
 
 @pytest.fixture(scope="module")
-def quantized():
+def quantized(smollm2_folder):
     """The model, which is to be copied, and tokens (4, 32)."""
     with pytest.MonkeyPatch.context() as patch:
         lora_peer.hide(patch)
         import breccia.peft
-        from test_peft import smollm2, text
+        from test_peft import text
 
-        model, tokenizer = smollm2(2)
+        model, tokenizer = lora_peer.smollm2(smollm2_folder, 2)
     breccia.quantize_(model, "nvfp4", lambda layer, name: name != "lm_head")
     return model, text(tokenizer, 4, 32)
 

@@ -125,6 +125,7 @@ def test_concatenate(batch):
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
+@pytest.mark.in_turn
 def test_parts_of_other_frameworks(batch, framework):
     pytest.importorskip(framework)
     a, k = batch[0], batch.shape[2] // 2

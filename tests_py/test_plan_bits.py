@@ -96,6 +96,19 @@ def test_errors_are_those_of_the_outputs(llama):
     assert errors == sorted(errors, reverse=True) and errors[0] > errors[-1]
 
 
+def test_groups_with_exponents_are_planned_without_importance(llama):
+    folder, arrays, known = llama
+    recipe = breccia.INT8ExpandedScaling(group_size=32)
+    report = plan_bits(folder / "model", folder / "m.safetensors", 32.0, ["nvfp4", "int8_expanded:32", "bf16"])
+    for group in report["groups"]:
+        wanted = 0.0
+        for layer in group["layers"]:
+            w, h = arrays[f"{layer}.weight"].astype(np.float64), known[layer].full.astype(np.float64)
+            lost = w - breccia.cast(arrays[f"{layer}.weight"], recipe).numpy().astype(np.float64)
+            wanted += np.sum((lost @ h) * lost) / np.sum((w @ h) * w)
+        assert group["errors"]["int8_expanded:32"] == pytest.approx(wanted, rel=1e-3)
+
+
 def test_layers_without_moments_get_the_widest(llama):
     folder, _, known = llama
     del known[f"{LAYER}self_attn.v_proj"]
@@ -156,6 +169,8 @@ def test_the_command(llama, capsys):
     assert main([*words, "--out", str(folder / "plan.toml")]) == 0
     said = capsys.readouterr().out
     assert "bits a planned weight" in said and "summed output error" in said and "nvfp4 alone" in said
+    following = " ".join(said[said.index("next:") :].replace("\\\n", "").split())
+    assert following == f"next: breccia convert {folder / 'model'} OUT --to FORMAT --scheme {folder / 'plan.toml'}"
     assert tomllib.loads((folder / "plan.toml").read_text())["rule"] == rules
     names = [name for rule in rules for name in rule["match"]]
     assert sorted(names) == sorted(SHAPES)

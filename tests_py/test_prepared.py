@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared weights: the same values and products, from any layout."""
 
+import copy
 import pickle
 
 import breccia
@@ -53,9 +54,11 @@ def test_it_is_the_same_tensor(recipe):
     assert (original.layout, original.shape, original.nbytes) == (w.layout, w.shape, w.nbytes)
     oracles.assert_same_bits(dequantize(prepared), dequantize(w))
     oracles.assert_same_bits(dequantize(prepared.T), dequantize(w.T))
-    again = pickle.loads(pickle.dumps(prepared))
-    assert isinstance(again, PreparedWeight)
-    oracles.assert_same_bits(dequantize(again), dequantize(w))
+    for again in (pickle.loads(pickle.dumps(prepared)), copy.copy(prepared), copy.deepcopy(prepared)):
+        assert isinstance(again, PreparedWeight)
+        assert again.packed_nbytes == prepared.packed_nbytes
+        oracles.assert_same_bits(dequantize(again), dequantize(w))
+    assert copy.copy(prepared).data is w.data
 
 
 @cases.some("block mxfp8 mxfp4 nvfp4 int4 int8")
@@ -166,6 +169,7 @@ def test_threads_change_no_bit():
 
 
 @cases.ALL
+@pytest.mark.in_turn
 def test_trees_and_compilers_of_jax_take_it(recipe):
     jax = pytest.importorskip("jax")
     w = breccia.cast(jax.numpy.asarray(cases.normal((48, 256))), recipe)
@@ -180,6 +184,7 @@ def test_trees_and_compilers_of_jax_take_it(recipe):
 
 
 @cases.ALL
+@pytest.mark.in_turn
 def test_trees_files_and_compilers_of_torch_take_it(recipe, tmp_path):
     torch = pytest.importorskip("torch")
     w = breccia.cast(torch.from_numpy(cases.normal((48, 256))), recipe)

@@ -53,6 +53,27 @@ def test_bits_are_those_of_the_codes_and_what_they_share(name: str) -> None:
     assert methods.bits(recipe) == 8 * size / (64 * 1536)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_modelopt_rounds_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("modelopt")
+    from comparison import quality_peers
+
+    monkeypatch.setitem(sys.modules, "transformer_engine", None)  # whose package is empty on CPUs
+    found = {peer.method: peer for program, peer in quality_peers.peers("any") if program.startswith("ModelOpt ")}
+    assert found.keys() == {"nearest", "AWQ"}
+    rng = np.random.default_rng(1)
+    w = rng.normal(size=(48, 256)).astype(np.float32)
+    x = rng.normal(size=(512, 256)) * np.exp(rng.normal(size=256))  # columns of different size
+    full = (x.T @ x).astype(np.float32)
+    known = Moments(diag=full.diagonal().copy(), count=np.asarray(512, np.int64), full=full)
+    values, bits = found["nearest"].round("", w, known, 64)
+    assert np.array_equal(values, methods.amax(w, known, RECIPES["NVFP4"])) and bits == 4.5
+    values, bits = found["AWQ"].round("", w, known, 64)
+    assert bits == methods.bits(RECIPES["INT4, 64, symmetric"])
+    plain = methods.amax(w, known, RECIPES["INT4, 64, symmetric"])
+    assert 0 < models._energy(w - values, known) < 0.9 * models._energy(w - plain, known)
+
+
 def test_a_rotation_is_turned_back() -> None:
     w, found = np.random.default_rng(1).normal(size=(8, 64)).astype(np.float32), moments(64)
     seen = []

@@ -100,7 +100,10 @@ def test_unknown_names(name):
     [
         ("nvfp5", r"did you mean nvfp4\?$"),
         ("compressed-tensor:nvfp4", r"did you mean compressed-tensors:nvfp4\?$"),
-        ("modelopt:nvfp5", r"^the recipe after '--to modelopt:' must be one of .*nvfp4.*, got 'nvfp5'$"),
+        (
+            "modelopt:nvfp5",
+            r"^the recipe after '--to modelopt:' must be one of .*nvfp4.*, got 'nvfp5': did you mean nvfp4\?$",
+        ),
     ],
 )
 def test_unknown_targets(spelled, sentence):

@@ -12,6 +12,7 @@ import numpy as np
 import oracles
 import pytest
 from breccia import PerBlockK, PerBlockMN, PerChannel, PerTensor, recipes
+from breccia.recipes import choices, crosses
 
 
 def u8(*shape):
@@ -23,6 +24,44 @@ def f32(*shape):
 
 
 # --- layouts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "block"),
+    [(PerTensor(), (0, 0)), (PerChannel(), (1, 0)), (PerBlockK(32), (1, 32)), (PerBlockMN(4, 16), (4, 16))],
+)
+def test_a_block_of_a_layout_and_of_its_view(layout, block):
+    assert (layout.block, layout.T.block) == (block, block[::-1])
+    assert layout.T.T.block == pickle.loads(pickle.dumps(layout)).block == block
+    assert layout.one_scale == layout.T.one_scale == isinstance(layout, PerTensor)
+    rows, columns = (extent or whole for extent, whole in zip(layout.block, (8, 64), strict=True))
+    assert np.prod(layout.scale_shape((8, 64))) == (8 // rows) * (64 // columns)
+    turned = type(layout)(*(getattr(layout.T, field.name) for field in dataclasses.fields(layout)))
+    assert turned == layout.T
+    assert turned.block == layout.T.block
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(kind() for kind in recipes.all_recipes()),
+        recipes.NVFP4BlockScaling(two_level=False),
+        recipes.Float8CurrentScaling(granularity="row"),
+    ],
+    ids=str,
+)
+def test_a_scale_that_follows_from_the_whole_tensor(recipe):
+    """A value elsewhere in the tensor changes the scales, or the second one, exactly where the recipe says so."""
+    x = np.random.default_rng(1).standard_normal((256, 256), dtype=np.float32)
+    other = x.copy()
+    other[-1, -1] = 1000
+    one, two = (breccia.cast(of, recipe)[:128] for of in (x, other))
+    same = np.array_equal(one.scale, two.scale) and np.array_equal(one.global_scale, two.global_scale)
+    assert same != choices(recipe).one_for_all
+    assert crosses(recipe, -2) == choices(recipe).one_for_all
+    by_row = recipe.layout.scale_shape((256, 256)) == (256, 1)
+    assert crosses(recipe, -1) == (by_row or crosses(recipe, -2))
+
 
 MISFITS = {
     "PerTensor with many scales": (PerTensor(), u8(4, 8), f32(4), "PerTensor requires a scalar scale"),
@@ -158,8 +197,8 @@ def test_dict_round_trip(recipe):
 @pytest.mark.parametrize(
     ("fields", "error", "sentence"),
     [
-        ({"name": "fp9"}, ValueError, r"^name must be one of 'delayed', .*, 'int8', got 'fp9'$"),
-        ({}, ValueError, r"^name must be one of 'delayed', .*, 'int8', got None$"),
+        ({"name": "fp9"}, ValueError, r"^name must be one of 'delayed', .*, 'int8_expanded', got 'fp9'$"),
+        ({}, ValueError, r"^name must be one of 'delayed', .*, 'int8_expanded', got None$"),
         ({"name": "block", "block_k": 0}, ValueError, "^block_k must be > 0, got 0$"),
         (
             {"name": "block", "block_q": 1},
@@ -200,7 +239,9 @@ def test_what_a_scale_is_stored_as(recipe):
         assert scaled.scale.dtype == np.uint8
         assert coded == ("float8_e4m3fn" if recipe.name == "nvfp4" else "float8_e8m0fnu")
         assert scaled.view().scale.dtype.name == coded
-    assert recipes.choices(recipe).has_zero_point == (scaled.zero_point is not None)
+    chosen = recipes.choices(recipe)
+    assert (chosen.has_zero_point or chosen.expanded) == (scaled.zero_point is not None)
+    assert chosen.expanded == (scaled.exponents is not None)
     assert recipes.choices(recipe).two_level == (scaled.global_scale is not None)
 
 

@@ -125,6 +125,7 @@ DATA = {name: x.astype(np.float32) for name, x in tensors()}
 
 
 @cases.ALL
+@pytest.mark.in_turn
 def test_nothing_is_lost_where_the_target_can_hold_it(recipe):
     answers, kept = {}, 0
     for kind, x in DATA.items():
@@ -132,9 +133,9 @@ def test_nothing_is_lost_where_the_target_can_hold_it(recipe):
             scaled = breccia.cast(x, source)
             values = dequantize(scaled)
             again = dequantize(requantize(scaled, recipe))
-            integers = recipe.element.lstrip("u").startswith("int")
+            one_zero = oracles.has_one_zero(recipe)
             same = (
-                np.array_equal(again, values) if integers else not (oracles.bits(again) != oracles.bits(values)).any()
+                np.array_equal(again, values) if one_zero else not (oracles.bits(again) != oracles.bits(values)).any()
             )
             key = values.tobytes()
             if not same and key not in answers:

@@ -153,6 +153,7 @@ def holds(stored, recipe):
     return {stored.recipe.name, recipe.name} == {"current"} or same_grid(stored.recipe, recipe)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("to", [*TARGETS, "nvfp4"])
 def test_what_is_read_is_what_was_asked_or_there_is_a_note(to, tmp_path):
     model, moments = write_model(tmp_path / "bf16"), write_moments(tmp_path / "m.safetensors")

@@ -77,6 +77,7 @@ def found(path):
     return value
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("path", FUNCTIONS)
 def test_signatures(path):
     """The page's parameters come first, in its order, by its names and with its defaults; more may follow, but all

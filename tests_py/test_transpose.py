@@ -58,6 +58,62 @@ def test_codes_move_as_their_values_do(recipe, spread):
         assert lost > 0 or recipe.element == "float8_e5m2"
 
 
+def every_code_by_every_shift(recipe):
+    """A matrix whose tiles have each code at each difference of exponents, as codes and scales."""
+    group, bits = group_of(recipe), formats.finfo(recipe.element).bits
+    shifts = np.array([0, *range(1, 41), 60, 127, 200, 254])
+    codes = np.arange(1 << bits, dtype=np.uint8).repeat(-(-group // (1 << bits)))
+    columns = -(-len(codes) // group) * group
+    data = np.zeros((group * len(shifts), columns), np.uint8)
+    scale = np.full((len(data), columns // group), 254, np.uint8)
+    data[0::group, : len(codes)] = codes
+    scale[0::group] = (254 - shifts)[:, None]
+    return data, scale
+
+
+def wrapped(recipe, data, scale):
+    like = breccia.cast(np.ones((group_of(recipe), group_of(recipe)), np.float32), recipe)
+    return breccia.from_buffer(data.view(like.data.dtype), scale.view(like.scale.dtype), recipe, like.layout)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
+def test_every_code_by_every_shift(recipe):
+    """The table is that of the codec: values times a power of two, to the nearest code, ties to even."""
+    data, scale = every_code_by_every_shift(recipe)
+    turned, rounded, lost = breccia.transpose(wrapped(recipe, data, scale))
+    values = formats.decode(data[:: group_of(recipe)], recipe.element).astype(np.float64)
+    exact = np.ldexp(values, scale[:: group_of(recipe), :1].astype(int) - 254)
+    codes = formats.encode(exact.astype(np.float32), recipe.element)
+    codes = np.where(np.isfinite(values), codes, data[:: group_of(recipe)])
+    np.testing.assert_array_equal(turned.data.view(np.uint8).T[:: group_of(recipe)], codes)
+    found = formats.decode(codes, recipe.element)
+    other = np.isfinite(values) & (found != exact)
+    assert (rounded, lost) == (other.sum(), (other & (found == 0)).sum())
+    assert 0 < lost < rounded
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
+def test_strides_and_threads(recipe):
+    """Rows that lie apart, columns that lie apart, and tiles dealt out to threads."""
+    group = group_of(recipe)
+    q = breccia.cast(values_of(recipe, 9, 8, 24), recipe)
+    wanted, (data, scale) = breccia.transpose(q), (np.asarray(part).view(np.uint8) for part in (q.data, q.scale))
+    wide = np.zeros((2 * len(data), 3 * data.shape[1]), np.uint8)
+    for view in (wide[::2, : data.shape[1]], wide[::2, ::3], np.zeros(data.shape, np.uint8, order="F")):
+        view[:] = data
+        found = breccia.transpose(wrapped(recipe, view, np.asfortranarray(scale)))
+        assert found.value == wanted.value and found[1:] == wanted[1:]
+    before = breccia.num_threads()
+    try:
+        for threads in (1, 2, 5):
+            breccia.set_num_threads(threads)
+            found = breccia.transpose(q)
+            assert found.value == wanted.value and found[1:] == wanted[1:]
+    finally:
+        breccia.set_num_threads(before)
+    assert breccia.transpose(breccia.cast(np.zeros((0, group), np.float32), recipe)).value.shape == (group, 0)
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
 def test_nothing_changes_where_rows_have_one_scale(recipe):
     group = group_of(recipe)
@@ -92,6 +148,19 @@ def test_frameworks(name):
     assert found[1:] == wanted[1:]
     assert type(found.value.data) is type(q.to(name).data)
     assert found.value.to("numpy") == wanted.value
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
+@pytest.mark.parametrize("spread", [0, 6])
+def test_requantize_keeps_more_than_codes_that_move(recipe, spread):
+    """A scale for each block, where `transpose` has one for each tile: docs/design/0002."""
+    q = breccia.cast(values_of(recipe, spread), recipe)
+    wanted = breccia.dequantize(q).T.astype(np.float64)
+    moved, made = breccia.transpose(q).value, breccia.requantize(q.T, recipe)
+    assert made.layout == moved.layout and made.shape == moved.shape
+    lost = [np.sqrt(np.mean((breccia.dequantize(one) - wanted) ** 2)) for one in (made, moved)]
+    print(recipe, spread, lost)
+    assert lost[0] <= lost[1]
 
 
 def test_special_values():

@@ -10,7 +10,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import convert, save_arrays, verify
-from breccia.checkpoint.judging.plot import in_words
+from breccia.checkpoint.judging.plot import in_words, measure, plot
 from breccia.checkpoint.judging.verify_lines import render
 from checkpoints import weight
 from test_cli import run
@@ -124,3 +124,60 @@ def test_a_picture_says_what_it_found(
     said_json = json.loads(said)
     assert said_json["found"].startswith("below the bound")
     assert {one["bound_db"] for one in said_json["tensors"]} == {12}
+
+
+@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0"])
+def test_a_picture_has_scales_of_every_type_of_gguf(kind: str, tmp_path: Path) -> None:
+    """K-quants are read as values; their scales are in the file all the same."""
+    save_arrays({"layers.0.weight": weight(32, 512)}, tmp_path / "x.safetensors")
+    convert(tmp_path / "x.safetensors", tmp_path / "x.gguf", f"gguf:{kind}")
+    (row,) = measure(tmp_path / "x.gguf")
+    runs = 32 * 512 // (32 if kind in ("q4_k", "q5_k", "q8_0") else 16)
+    assert 0.9 * runs < sum(row["scales"]) <= runs
+    assert sum(row["scales"]) + row["zeros"] == runs
+    assert -20 < row["low"] < row["high"] < 2
+
+
+_PAGE = r"""
+// The engine has no locales: digits are compared as a browser does that is asked for "numeric".
+const key = (text, options) => options.numeric ? text.replace(/\d+/g, digits => digits.padStart(9, "0")) : text;
+String.prototype.localeCompare = function (other, locale, options) {
+  const one = key(String(this), options), two = key(other, options);
+  return one < two ? -1 : one > two ? 1 : 0;
+};
+const texts = JSON.parse(table), heads = texts[0].map(text => ({dataset: {}}));
+const body = {rows: texts.map(row => ({cells: row.map(text => ({textContent: text}))}))};
+body.append = (...moved) => { body.rows = [...body.rows.filter(row => !moved.includes(row)), ...moved]; };
+for (const head of heads) head.closest = () => body;
+const document = {querySelectorAll: () => heads};
+const shown = column => JSON.stringify(body.rows.slice(1).map(row => row.cells[column].textContent));
+"""
+
+
+def test_a_click_on_a_head_sorts_the_page(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """The page's own script, over its own table: numbers as numbers, names with numbers in them likewise; a second
+    click turns the order around."""
+    pytest.importorskip("matplotlib")
+    quickjs = pytest.importorskip("quickjs")
+    plot(pair[1], tmp_path / "p.html", pair[0])
+    page = (tmp_path / "p.html").read_text()
+    table = [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in re.findall("<tr.*?>(.*?)</tr>", page)]
+    assert len(table) == 1 + len(NAMES)
+    table[5][2], table[9][2] = "inf", ""  # of layers that are equal, and of some that the reference has not
+    engine = quickjs.Context()
+    engine.set("table", json.dumps(table))
+    (script,) = re.findall("<script>(.*?)</script>", page, re.S)
+    # What a script declares at its top is seen by the next one in a browser, and here.
+    engine.eval(_PAGE + script)
+
+    def clicked(column: int) -> list[str]:
+        return list(json.loads(engine.eval(f"heads[{column}].onclick(); shown({column})")))
+
+    names = sorted(NAMES, key=lambda name: (int(name.split(".")[2]), name))
+    assert clicked(0) == names
+    assert clicked(0) == names[::-1]
+    numbers = sorted(float(row[2]) for row in table[1:] if row[2] not in ("", "inf"))
+    assert numbers[0] < 12 < numbers[1]
+    assert clicked(2) == ["", *(f"{number:.2f}" for number in numbers), "inf"]
+    assert clicked(2)[-1] == ""
+    assert "tr:hover" in page

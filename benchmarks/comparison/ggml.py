@@ -2,7 +2,7 @@
 """ggml's products, through the shared libraries of a wheel (pywhispercpp carries a whole ggml) or of a build.
 
 ggml quantizes the activations to 8 bits per call, so its products are less exact than those they are compared with.
-Only its plain layouts are used: repacked weights need its backend interface.
+Weights are in its plain layouts and, where its CPU backend has rows side by side for a type, repacked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from comparison.timing import Run
 
+REPACKED_BUFFER = "_Z35ggml_backend_cpu_repack_buffer_typev"  # no C name
 TYPES = {"q4_0": 2, "q8_0": 8, "q4_K": 12, "mxfp4": 39}
 FLOAT32 = 0
 FEATURES = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8", "neon")
@@ -26,7 +27,8 @@ class _InitParams(ctypes.Structure):
 
 
 class _TensorHead(ctypes.Structure):
-    """The part of struct ggml_tensor up to its data: type, buffer, ne, nb, op, op_params, flags, src, view, data."""
+    """The part of struct ggml_tensor up to its data: type, buffer, ne, nb, op, op_params, flags, src, view, data,
+    name, extra."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -40,6 +42,8 @@ class _TensorHead(ctypes.Structure):
         ("view_src", ctypes.c_void_p),
         ("view_offs", ctypes.c_size_t),
         ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+        ("extra", ctypes.c_void_p),
     )
 
 
@@ -80,6 +84,15 @@ class Ggml:
         self._base.ggml_quantize_chunk.argtypes = (
             ctypes.c_int, pointer, pointer, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, pointer
         )  # fmt: skip
+        self._base.ggml_backend_buft_alloc_buffer.restype = pointer
+        self._base.ggml_backend_buft_alloc_buffer.argtypes = (pointer, ctypes.c_size_t)
+        self._base.ggml_backend_buffer_get_base.restype = pointer
+        self._base.ggml_backend_buffer_get_base.argtypes = (pointer,)
+        self._base.ggml_backend_tensor_alloc.argtypes = (pointer, pointer, pointer)
+        self._base.ggml_backend_tensor_set.argtypes = (pointer, pointer, ctypes.c_size_t, ctypes.c_size_t)
+        self._repacked = getattr(self._cpu, REPACKED_BUFFER, None)
+        if self._repacked is not None:
+            self._repacked.restype = pointer
         self._cpu.ggml_graph_compute_with_ctx.argtypes = (pointer, pointer, ctypes.c_int)
         self._cpu.ggml_cpu_init()
 
@@ -91,11 +104,17 @@ class Ggml:
 
     def products(self, x: np.ndarray, w: np.ndarray) -> dict[str, Run]:
         """Runs of x (M, K) by w (N, K) in each weight type."""
-        return {f"ggml {name}": _Product(self, kind, x, w).run for name, kind in TYPES.items()}
+        runs = {}
+        for name, kind in TYPES.items():
+            product = _Product(self, kind, x, w)
+            runs[f"ggml {name}"] = product.run
+            if product.repacks():
+                runs[f"ggml {name} repacked"] = _Product(self, kind, x, w, repacked=True).run
+        return runs
 
 
 class _Product:
-    def __init__(self, ggml: Ggml, kind: int, x: np.ndarray, w: np.ndarray) -> None:
+    def __init__(self, ggml: Ggml, kind: int, x: np.ndarray, w: np.ndarray, *, repacked: bool = False) -> None:
         base, self._ggml = ggml._base, ggml
         (n, k), m = w.shape, x.shape[0]
         weight_bytes = base.ggml_row_size(kind, k) * n
@@ -106,14 +125,31 @@ class _Product:
         base.ggml_quantize_chunk(kind, w.ctypes.data, self._codes.ctypes.data, 0, n, k, None)
         self._x, self._y = np.ascontiguousarray(x), np.zeros((m, n), np.float32)
         self._kind, self._shape = kind, (m, n, k)
+        self._weight = self._repack() if repacked else None
+
+    def repacks(self) -> bool:
+        """Whether ggml has another layout for the type, which marks its tensors."""
+        return self._ggml._repacked is not None and bool(_TensorHead.from_address(self._repack()).extra)
+
+    def _repack(self) -> Any:
+        """The weight as a tensor of the buffer that repacks what is put into it. Both stay until the process ends."""
+        base, (_, n, k) = self._ggml._base, self._shape
+        context = base.ggml_init(_InitParams(1 << 16, None, True))
+        w = base.ggml_new_tensor_2d(context, self._kind, k, n)
+        buffer = base.ggml_backend_buft_alloc_buffer(self._ggml._repacked(), self._codes.nbytes + 4096)
+        base.ggml_backend_tensor_alloc(buffer, w, base.ggml_backend_buffer_get_base(buffer))
+        if _TensorHead.from_address(w).extra:
+            base.ggml_backend_tensor_set(w, self._codes.ctypes.data, 0, self._codes.nbytes)
+        return w
 
     def run(self) -> np.ndarray:
         """The product; making the graph costs microseconds."""
         base, (m, n, k) = self._ggml._base, self._shape
         context = base.ggml_init(_InitParams(self._memory.nbytes, self._memory.ctypes.data, True))
-        w = base.ggml_new_tensor_2d(context, self._kind, k, n)
+        w = self._weight or base.ggml_new_tensor_2d(context, self._kind, k, n)
         x = base.ggml_new_tensor_2d(context, FLOAT32, k, m)
-        _TensorHead.from_address(w).data = self._codes.ctypes.data
+        if self._weight is None:
+            _TensorHead.from_address(w).data = self._codes.ctypes.data
         _TensorHead.from_address(x).data = self._x.ctypes.data
         y = base.ggml_mul_mat(context, w, x)
         _TensorHead.from_address(y).data = self._y.ctypes.data

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """matmul: activations (M, K) by a weight of N rows, and the products a user would call instead.
 
-Results are of the type that torch's are: float32 for float32 activations, bfloat16 for bfloat16 and FP8 ones.
+Results are of the type that torch's are: float32 for float32 activations, bfloat16 for bfloat16 and FP8 ones. INT8
+activations are rounded in the call, as a layer with ``activations="int8"`` does and ggml always: their results are
+float32, and both of torch's products stand beside them.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import breccia
@@ -38,25 +40,31 @@ RECIPES: dict[str, Any] = {
 # Weights are compared with those of as many bits, and with the unquantized ones.
 RECIPE_BITS = {name: breccia.formats.finfo(recipe.element).bits for name, recipe in RECIPES.items()}
 BITS = {"torch int8": 8, "torch int4": 4, "ggml q8_0": 8, "ggml q4_0": 4, "ggml q4_K": 4, "ggml mxfp4": 4}
+BITS |= {f"{name} repacked": bits for name, bits in BITS.items() if name.startswith("ggml")}
 # Of the activations in products of low precision by low precision.
 ACTIVATIONS = breccia.Float8BlockScaling()
+ROUNDED = breccia.INT8Scaling()
+BY_ROUNDED = ("INT8 per row", "MXFP4", "NVFP4", "INT4 g128", "INT4 g128, zero points")
+SOURCES = ("bf16", "fp32", "FP8", "INT8")  # kinds of activations
 
 
-def rounds(rows: list[int], extent: int, cache: int, ggml: Ggml | None) -> Iterator[list[Work]]:
-    """Works that are measured together: those of one number of rows and one kind of activations."""
+def rounds(
+    rows: list[int], extent: int, cache: int, ggml: Ggml | None, sources: Sequence[str] = SOURCES
+) -> Iterator[list[Work]]:
+    """Works that are measured together: those of one number of rows and one kind of activations, of `sources`."""
     w = np.random.default_rng(1).normal(0, 0.02, (extent, extent)).astype(np.float32)
     for m in rows:
-        yield from _products(f"matmul M={m}", m, w, RECIPES, cache, ggml)
+        yield from _products(f"matmul M={m}", m, w, RECIPES, cache, ggml, sources)
 
 
-def square(extent: int) -> Iterator[list[Work]]:
+def square(extent: int, sources: Sequence[str] = SOURCES) -> Iterator[list[Work]]:
     """The square product, for a few recipes."""
     w = np.random.default_rng(1).normal(0, 0.02, (extent, extent)).astype(np.float32)
-    yield from _products(f"matmul {extent}³", extent, w, ["FP8 1×128", "NVFP4"], 0, None)
+    yield from _products(f"matmul {extent}³", extent, w, ["FP8 1×128", "NVFP4"], 0, None, sources)
 
 
 def _products(
-    group: str, m: int, w: np.ndarray, names: Iterable[str], cache: int, ggml: Ggml | None
+    group: str, m: int, w: np.ndarray, names: Iterable[str], cache: int, ggml: Ggml | None, sources: Sequence[str]
 ) -> Iterator[list[Work]]:
     n, k = w.shape
     x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
@@ -69,6 +77,8 @@ def _products(
     if m > 1:
         operands["FP8"] = breccia.cast(x, ACTIVATIONS)
     for source, a in operands.items():
+        if source not in sources:
+            continue
         peers = full_peers if source == "fp32" else half_peers
         limit = "fp32 FLOP" if source == "fp32" else "bf16 FLOP"
         out_dtype = np.float32 if source == "fp32" else ml_dtypes.bfloat16
@@ -79,14 +89,32 @@ def _products(
                 "breccia": functools.partial(linear, weight),
                 "breccia prepared": functools.partial(linear, ready[name]),
             }
-            alike = {peer: run for peer, run in peers.items() if BITS.get(peer, RECIPE_BITS[name]) == RECIPE_BITS[name]}
-            work = Work(group, f"{source} × {name}", runs | alike, 2.0 * m * n * k, limit)
+            work = Work(group, f"{source} × {name}", runs | _alike(peers, name), 2.0 * m * n * k, limit)
             if m == 1:
                 work.size, work.limit = weight.nbytes, limits.read_limit(weight.nbytes)
                 work.memory = _rotating(linear, weight, 4 * cache // weight.nbytes + 1)
                 work.memory_limit = limits.MEMORY_READ
             works.append(work)
         yield works
+    rounded = []
+    for name in BY_ROUNDED:
+        if name not in weights:
+            continue
+        runs = {"breccia": functools.partial(_rounded, x, weights[name])}
+        work = Work(group, f"INT8 × {name}", runs | _alike(full_peers | half_peers, name), 2.0 * m * n * k, "int8 FLOP")
+        if m == 1:
+            work.size, work.limit = weights[name].nbytes, limits.read_limit(weights[name].nbytes)
+        rounded.append(work)
+    if rounded and "INT8" in sources:
+        yield rounded
+
+
+def _rounded(x: np.ndarray, weight: Any) -> Any:
+    return breccia.linear(breccia.cast(x, ROUNDED), weight)
+
+
+def _alike(peers: dict[str, Run], name: str) -> dict[str, Run]:
+    return {peer: run for peer, run in peers.items() if BITS.get(peer, RECIPE_BITS[name]) == RECIPE_BITS[name]}
 
 
 def _rotating(linear: Callable[[Any], Any], weight: Any, count: int) -> dict[str, Run]:

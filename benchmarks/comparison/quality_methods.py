@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import breccia
 import numpy as np
 import torch
-from breccia.moments import Moments
+from breccia.checkpoint import plan_bits
+from breccia.moments import Moments, save_moments
 from breccia.recipes import choices
+from safetensors.numpy import save_file
 
 # (weight, moments, recipe) → the weight that the codes stand for
 Method = Callable[[np.ndarray, Moments, Any], np.ndarray]
@@ -136,6 +141,29 @@ def awq(w: np.ndarray, moments: Moments, recipe: Any) -> np.ndarray:
             best = error, made
     assert best is not None
     return best[1]
+
+
+def mixed(
+    weights: dict[str, np.ndarray], moments: dict[str, Moments], most: float
+) -> tuple[dict[str, np.ndarray], float]:
+    """GPTQ of every layer in the format that `breccia plan-bits` chooses for it.
+
+    Args:
+        weights: name of a layer → float32 (N, K).
+        moments: name → moments of its inputs.
+        most: bits a weight.
+
+    Returns:
+        What the codes stand for, by name, and the bits that a weight takes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model, seen = Path(folder, "model.safetensors"), Path(folder, "moments.safetensors")
+        save_file({f"{name}.weight": w for name, w in weights.items()}, model)
+        save_moments({name: moments[name] for name in weights}, seen)
+        plan = plan_bits(model, seen, most, ("nvfp4", "fp8"))
+    chosen = [(group["layers"], group["format"]) for group in plan["groups"]]
+    of = {n: next(kind for some, kind in chosen if any(fnmatch(n, one) for one in some)) for n in weights}
+    return {n: breccia.gptq(w, moments[n], of[n]).numpy() for n, w in weights.items()}, plan["bits"]
 
 
 METHODS: dict[str, Method] = {

@@ -43,6 +43,7 @@ class Model:
         held_out: name → full moments over the text to judge with.
         group: how many weights share a scale in formats that leave it open; it divides every K.
         about: what else is to be known of the model.
+        mixed_bits: what layers of several formats may take together, the bits of its Q4_K_M; 0: none are tried.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Model:
     moments: dict[str, Moments]
     held_out: dict[str, Moments]
     about: dict[str, Any]
+    mixed_bits = 0.0
 
     def output_errors(self, rounded: Weights) -> dict[str, float]:
         """√(Σ tr RHRᵀ / Σ tr WHWᵀ) of all layers, over the text to judge with; and the mean of the layers' own."""
@@ -156,7 +158,7 @@ def smollm2(folder: Path) -> tuple[Path, Path]:
 class SmolLM2(Model):
     """SmolLM2-135M, spread: 210 layers, K of 576 and 1536."""
 
-    name, group = "SmolLM2-135M", 64
+    name, group, mixed_bits = "SmolLM2-135M", 64, 5.534
 
     def __init__(self, folder: Path, tokens: int = 8192) -> None:
         from breccia.calibration.folder import calibrate_folder

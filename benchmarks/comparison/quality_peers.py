@@ -9,6 +9,7 @@ carries the ggml that `llama-quantize` calls, may be in a folder of their own on
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import io
 import re
@@ -43,6 +44,14 @@ class Peer:
     format: str
     round: Callable[[str, np.ndarray, Moments, int], Rounded]
     models: tuple[str, ...] = ()
+
+
+def _rows(moments: Moments) -> np.ndarray:
+    """K inputs that have these moments, in their mean."""
+    h = np.asarray(moments.full, np.float64) / max(int(moments.count), 1)
+    jitter = 1e-7 * np.trace(h) / len(h)
+    rows: np.ndarray = np.linalg.cholesky(h + jitter * np.eye(len(h))).T
+    return rows
 
 
 def _installed(name: str) -> bool:
@@ -144,14 +153,44 @@ def _gptqmodel(symmetric: bool, **options: Any) -> Any:
             layer.weight.data = torch.from_numpy(w.copy())
             work = GPTQ(layer, QuantizeConfig(bits=4, group_size=group, sym=symmetric, **options))
             work.quantizer.configure(perchannel=True)
-            h = np.asarray(moments.full, np.float64) / max(int(moments.count), 1)
-            jitter = 1e-7 * np.trace(h) / len(h)
-            rows = np.linalg.cholesky(h + jitter * np.eye(len(h))).T.astype(np.float32)
-            work.add_batch(torch.from_numpy(np.ascontiguousarray(rows))[None], torch.empty(0))
+            rows = np.ascontiguousarray(_rows(moments), np.float32)
+            work.add_batch(torch.from_numpy(rows)[None], torch.empty(0))
             values = work.quantize()[0]
         return values.float().numpy(), 4 + 20 / group  # its files keep zero points of symmetric codes, too
 
     return rounded
+
+
+# ---- ModelOpt, of whose calibrations those of NVFP4 want CUDA's kernels or Triton's ----
+
+
+def _modelopt_nvfp4(name: str, w: np.ndarray, moments: Moments, group: int) -> Rounded:
+    sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]  # its package is empty on CPUs
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    made, scale, level = NVFP4QTensor.quantize(torch.from_numpy(w.copy()), 16)
+    options = {"dtype": torch.float32, "scale": scale, "double_scale": level, "block_sizes": {-1: 16}}
+    return made.dequantize(**options).numpy(), 4.5
+
+
+def _modelopt_awq(name: str, w: np.ndarray, moments: Moments, group: int) -> Rounded:
+    sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
+    import modelopt.torch.quantization as mtq
+
+    model = torch.nn.Sequential(torch.nn.Linear(w.shape[1], w.shape[0], bias=False))
+    model[0].weight.data = torch.from_numpy(w.copy())
+    config = copy.deepcopy(mtq.INT4_AWQ_CFG)
+    for one in config["quant_cfg"]:
+        if "block_sizes" in (said := one.get("cfg") or {}):
+            said["block_sizes"] = {-1: group, "type": "static"}
+    rows = _rows(moments)
+    # What it looks at in a column is the mean magnitude: rows are turned, so that all have something of each.
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=rows.shape))[0]
+    x = torch.from_numpy((turn @ rows).astype(np.float32))
+    with contextlib.redirect_stdout(io.StringIO()), torch.inference_mode(False), torch.no_grad():
+        (layer,) = mtq.quantize(model, config, lambda model: model(x))
+        values = layer.weight_quantizer(layer.weight) * layer.input_quantizer.pre_quant_scale
+    return values.numpy(), 4 + 16 / group
 
 
 # ---- ggml, which llama-quantize calls for each tensor ----
@@ -219,13 +258,21 @@ PEERS = [
     Peer("gptqmodel", "GPTQ", "INT4, symmetric", _gptqmodel(True)),
     Peer("gptqmodel", "GPTQ, mse", "INT4, symmetric", _gptqmodel(True, mse=2.4)),
     Peer("gptqmodel", "GPTQ", "INT4, asymmetric", _gptqmodel(False)),
+    Peer("nvidia-modelopt", "nearest", "NVFP4", _modelopt_nvfp4),
+    Peer("nvidia-modelopt", "AWQ", "INT4, symmetric", _modelopt_awq),
     *(
         Peer("pywhispercpp", "imatrix" if weighted else "nearest", kind, _ggml(kind, weighted), models)
         for kind, models in {**dict.fromkeys(("Q4_0", "Q4_1", "IQ4_NL", "MXFP4", "NVFP4"), ()), **MIXED}.items()
         for weighted in (False, True)
     ),
 ]
-MODULES = {"pywhispercpp": "_pywhispercpp"}
+MODULES = {"pywhispercpp": "_pywhispercpp", "nvidia-modelopt": "modelopt"}
+NAMES = {
+    "pywhispercpp": "ggml",
+    "llmcompressor": "llm-compressor",
+    "gptqmodel": "GPTQModel",
+    "nvidia-modelopt": "ModelOpt",
+}
 
 
 def peers(model: str) -> Iterator[tuple[str, Peer]]:
@@ -235,10 +282,7 @@ def peers(model: str) -> Iterator[tuple[str, Peer]]:
             continue
         if peer.models and model not in peer.models:
             continue
-        name = {"pywhispercpp": "ggml", "llmcompressor": "llm-compressor", "gptqmodel": "GPTQModel"}.get(
-            peer.package, peer.package
-        )
-        yield f"{name} {_version(peer.package)}", peer
+        yield f"{NAMES.get(peer.package, peer.package)} {_version(peer.package)}", peer
 
 
 def _version(package: str) -> str:

@@ -13,11 +13,13 @@ CHOICES = [
     ("DelayedScaling()", "E4M3, E5M2", "tensor: fp32, from an amax history"),
     ("Float8BlockScaling()", "E4M3, E5M2", "128 of a row: fp32, bf16 or E8M0"),
     ("Float8BlockScaling(block_m=128)", "E4M3, E5M2", "128 × 128 tile: the same"),
+    ("Float8ExpandedScaling()", "E4M3, E5M2", "128 of a row (or any): fp32, and an exponent: fp16"),
     ("MXFP8BlockScaling()", "E4M3, E5M2", "32 of a row: E8M0"),
     ("MXFP6BlockScaling()", "E2M3, E3M2, a byte each", "32 of a row: E8M0"),
     ("MXFP4BlockScaling()", "E2M1", "32 of a row: E8M0"),
     ("NVFP4BlockScaling()", "E2M1", "16 of a row: E4M3; and the tensor: fp32"),
     ("INT8Scaling()", "−128 … 127", "row (or any group): fp32, fp16, bf16"),
+    ("INT8ExpandedScaling()", "−127 … 127", "128 of a row (or any): fp32, and an exponent: fp16"),
     ("INT4Scaling()", "−8 … 7, or 0 … 15", "128 of a row (or any): fp16, bf16, fp32"),
 ]
 

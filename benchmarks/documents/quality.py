@@ -20,6 +20,7 @@ KINDS = [
     ("GPTQ", "#2d8a57", "GPTQ"),
     ("HQQ", "#1f5f8b", ""),
     ("nearest", "#9a9a9a", ""),
+    ("AWQ", "#b9a13c", ""),
 ]
 SHAPES = {"NVFP4": "o", "MXFP4": "s", "INT4": "^", "GGUF": "D"}
 
@@ -86,12 +87,17 @@ def _line(language: dict[str, Any] | None, sentences: dict[str, Any] | None) -> 
     return [*names, f"{row['bits']:.2f}", *_cells(language, sentences)]
 
 
+def _does_not_help(row: dict[str, Any]) -> bool:
+    """What other programs do is theirs to choose."""
+    return row["program"] == "breccia" and row["method"].startswith(NOT_HELPING)
+
+
 def ways() -> str:
-    """Every format and way to round but those that do not help."""
+    """Every format and way to round but those of ours that do not help."""
     lines = [
         _line(language, sentences)
         for language, sentences in _pairs()
-        if not ((language or sentences) or {"method": ""})["method"].startswith(NOT_HELPING)
+        if (row := language or sentences) and not _does_not_help(row)
     ]
     head = ["format", "rounding", "by", "bits", *HEAD]
     return table(head, lines, "lllrrrrrrrr") + measured("quality")
@@ -105,9 +111,9 @@ def not_helping() -> str:
         row = language or sentences
         assert row is not None
         plain = {"mse": "nearest, mse", "GPTQ": "GPTQ"}
-        done = {_format(r) for pair in found for r in pair if r and r["method"].startswith(NOT_HELPING)}
+        done = {_format(r) for pair in found for r in pair if r and _does_not_help(r)}
         mine = row["program"] == "breccia" and _format(row) in done
-        if mine and (row["method"].startswith(NOT_HELPING) or row["method"] in plain.values()):
+        if mine and (_does_not_help(row) or row["method"] in plain.values()):
             names = [_format(row), row["method"]]
             lines.append([*names, *_cells(language, sentences)])
     return table(["format", "rounding", *HEAD], lines, "llrrrrrrr")
@@ -156,7 +162,7 @@ def bits_and_kld() -> str:
     plot.grid(color=GRID, which="both")
     named = set()
     for row in _rows(LANGUAGE):
-        if row["method"].startswith((*NOT_HELPING, "GPTQ, damping")):
+        if _does_not_help(row) or row["method"].startswith("GPTQ, damping"):
             continue
         _, colour, name = next(kind for kind in KINDS if row["method"].startswith(kind[0]))
         shape = next(s for start, s in SHAPES.items() if row["format"].startswith(start))

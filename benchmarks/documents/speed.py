@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from documents.markdown import RESULTS, load, measured, number, table, times
@@ -82,6 +83,27 @@ def cpu_backends() -> str:
     return table(head, rows, "llrrrr") + measured("cpu_avx2", ", one thread")
 
 
+def cpu_int8() -> str:
+    """INT8 activations, rounded in the call, beside ggml's quickest product of as many bits and torch's of floats."""
+    results = [(load("cpu_int8_avx2"), "torch fp32"), (load("cpu_int8"), "torch bf16")]
+    found = [{(r["group"], r["name"]): r for r in result["rows"]} for result, _ in results]
+    rows = []
+    for group, name in found[0]:
+        if not re.fullmatch(r"matmul M=\d+", group):
+            continue
+        row = [group.partition("=")[2], name.removeprefix("INT8 × ")]
+        for of, (_, floats) in zip(found, results, strict=True):
+            one = of[group, name]
+            peers = one["times_as_fast_as"]
+            ggml = [ratio for peer, ratio in peers.items() if peer.startswith("ggml")]
+            row += [f"{one['ms']['breccia']:.2f} ms", times(min(ggml)) if ggml else "–", times(peers[floats])]
+        rows.append(row)
+    head = ["rows", "weights, 4096 × 4096"]
+    for result, floats in results:
+        head += [result["cpu"]["backend"], "as fast as ggml's best", f"as fast as {floats}"]
+    return table(head, rows, "rl" + "r" * 6) + measured("cpu_int8", ", one thread")
+
+
 def gpu_summary() -> str:
     return gpu_table() + measured("gpu", ", weights not in the L2 cache")
 
@@ -154,6 +176,16 @@ def gpu_experts() -> str:
         rows.append([f"{r['experts']} × {r['rows']}", r["name"], *ours, f"{r['eager_us']:.0f} µs"])
     head = ["experts × rows", "weights", "in a graph", "torch._grouped_mm bf16", "DeepGEMM", "eager"]
     return table(head, rows, "llrrrr")
+
+
+def gpu_moe() -> str:
+    rows = []
+    for r in load("gpu_moe")["results"]:
+        kept = [f"{r[key]:,.0f} MB" for key in ("saved_mb", "saved_bf16_mb")]
+        took = [f"{r[key]:.1f} ms" for key in ("ms", "bf16_ms")]
+        rows.append([r["name"], *took, times(r["ratio"]), *kept, f"{r['saved_ratio']:.2f}"])
+    head = ["layer", "FP8", "bf16", "as fast", "FP8 keeps", "bf16 keeps", "of bf16's"]
+    return table(head, rows, "lrrrrrr")
 
 
 def gpu_peers() -> str:
@@ -355,13 +387,40 @@ def calls_table(results: dict[str, Any]) -> str:
     return table(["", *(f"`{verb}`, {kind}" for verb, kind in heads)], rows, "l" + "r" * len(heads))
 
 
+def optimizer() -> str:
+    return optimizer_table(load("optimizer")) + measured("optimizer", ", one thread")
+
+
+def optimizer_gpu() -> str:
+    return optimizer_table(load("optimizer_gpu")) + measured("optimizer_gpu")
+
+
+def gptq_gpu() -> str:
+    """A layer on a GPU and on the CPU beside it."""
+    rows = [
+        [
+            row["recipe"],
+            f"{row['gpu_seconds']:.2f} s",
+            f"{row['cpu_seconds']:.2f} s",
+            f"{100 * row['same_bytes']:.2f} %",
+            f"{row['error_of_cpu'] - 1:+.0e}",
+        ]
+        for row in load("gptq_gpu")["rows"]
+    ]
+    head = ["4096 × 4096", "GPU", "its CPU's 16 threads", "bytes that are the CPU's", "weighted error, less the CPU's"]
+    return table(head, rows, "lrrrr") + measured("gptq_gpu")
+
+
 def optimizer_table(results: dict[str, Any]) -> str:
-    exact = results["rows"][0]["loss"]
-    rows = []
+    """Times and losses against those of the first row."""
+    first, rows = results["rows"][0], []
     for r in results["rows"]:
-        ms = "" if r["ms"] is None else f"{r['ms']:.3g} ms"
-        rows.append([r["name"], f"{r['bytes']:.3f}", ms, f"{r['loss']:.4f}", f"{100 * (r['loss'] / exact - 1):+.2f} %"])
-    return table(["", "bytes a number", "a step", "loss", "against the first"], rows, "lrrrr")
+        row = [r["name"], f"{r['bytes']:.3f}", f"{r['ms']:.3g} ms", times(first["ms"] / r["ms"])]
+        if "loss" in first:
+            row += [f"{r['loss']:.4f}", f"{100 * (r['loss'] / first['loss'] - 1):+.2f} %"]
+        rows.append(row)
+    heads = ["", "bytes a number", "a step", "as fast", "loss", "against the first"][: len(rows[0])]
+    return table(heads, rows, "l" + "r" * (len(heads) - 1))
 
 
 def cast_options() -> str:
@@ -479,23 +538,58 @@ def model_size_table(results: dict[str, Any]) -> str:
     return table([results["model"], "before", f"after `--to {results['to']}`"], rows, "lrr")
 
 
-SHORT = [  # table, what is told there: one fast and one slow piece of work of each kind
-    ("cpu", "quantize 2048 × 2048 float32 to FP8, 1 × 128"),
-    ("cpu", "1 row of bf16 × FP8 weights 4096 × 4096"),
-    ("cpu", "512 rows of fp32 × INT4 with zero points"),
-    ("gpu", "FP8 × FP8 in blocks, 4096³"),
-    ("gpu", "1 row of bf16 × NVFP4 weights 7168 × 4096"),
-    ("gpu", "256 rows × NVFP4"),
-]
+def short_token() -> list[list[str]]:
+    found = load("decode_step")
+    row = next(row for row in found["rows"] if row["weights"] == "nvfp4")
+    work = f"a token of a model of {found['parameters'] / 1e9:.1f} billion weights, in NVFP4"
+    cores = f"{found['machine']['cores']} CPU cores"
+    return [[cores, work, f"{row['ms']:.0f} ms", "torch bf16", times(row["times_bf16"])]]
+
+
+def short_conversion() -> list[list[str]]:
+    found = load("convert")
+    work = f"a checkpoint of {found['weights_gib']:.2f} GiB, FP8 tiles to bf16"
+    peer, seconds = f"compressed-tensors {found['peer']}", found["seconds"]["breccia"]
+    return [[f"{found['cores']} CPU cores", work, f"{seconds:.2f} s", peer, times(found["times_faster"])]]
+
+
+def short_experts() -> list[list[str]]:
+    found = [r for r in load("gpu_moe")["results"] if r["name"].startswith("16 experts")]
+    work = "forward and backward of {}, 8,192 tokens, in FP8"
+    return [
+        ["GPU", work.format(r["name"]), f"{r['ms']:.1f} ms", "torch bf16", times(r["ratio"])] for r in reversed(found)
+    ]
+
+
+def short_rows(device: str, summary: str, told: tuple[str, ...]) -> list[list[str]]:
+    lines = [line.strip("| ").split(" | ") for line in summary.splitlines()]
+    return [[device, *next(line for line in lines if line[0] == work)] for work in told]
+
+
+SHORT: dict[str, Callable[[], list[list[str]]]] = {  # result: its rows, fast and slow ones; what a user waits for leads
+    "decode_step": short_token,
+    "convert": short_conversion,
+    "cpu": lambda: short_rows(
+        "one CPU thread",
+        cpu_table(),
+        (
+            "quantize 2048 × 2048 float32 to FP8, 1 × 128",
+            "1 row of bf16 × FP8 weights 4096 × 4096",
+            "512 rows of fp32 × INT4 with zero points",
+        ),
+    ),
+    "gpu": lambda: short_rows(
+        "GPU",
+        gpu_table(),
+        ("FP8 × FP8 in blocks, 4096³", "1 row of bf16 × NVFP4 weights 7168 × 4096", "256 rows × NVFP4"),
+    ),
+    "gpu_moe": short_experts,
+}
 
 
 def short() -> str:
-    """Six lines of `cpu_summary` and `gpu_summary`."""
-    tables = {"cpu": ("one CPU thread", cpu_table()), "gpu": ("GPU", gpu_table())}
-    rows = []
-    for name, told in SHORT:
-        device, lines = tables[name]
-        line = next(line for line in lines.splitlines() if line.startswith(f"| {told} |"))
-        rows.append([device, *line.strip("| ").split(" | ")])
-    said = measured("cpu") + measured("gpu").replace("\n\n", "\n")
-    return table(["on", "work", "breccia", "against", "as fast"], rows, "llrlr") + said
+    """README's table: of each result whose record says of what program it is."""
+    recorded = [name for name in SHORT if measured(name)]
+    rows = [row for name in recorded for row in SHORT[name]()]
+    head = ["on", "work", "breccia", "against", "as fast"]
+    return table(head, rows, "llrlr") + "\n\n" + "\n".join(dict.fromkeys(measured(name).strip() for name in recorded))

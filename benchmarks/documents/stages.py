@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,24 @@ def load() -> Any:
     return module
 
 
+def share(command: str) -> str:
+    """What a stage runs of cases that are alike, as its script says."""
+    turns = re.search(r"^take_turns (\d+)", (FILE.parents[1] / command.split(maxsplit=1)[0]).read_text(), re.MULTILINE)
+    return f"one of {turns[1]} that are alike" if turns else "all"
+
+
 def stages() -> str:
-    """Each stage: what it protects, and on which change it runs."""
+    """Each stage: what it protects, how much of it runs, and on which change."""
     module = load()
     rows = [
         [
             f"`{stage.command}`",
             stage.protects,
+            share(stage.command),
             "always"
             if stage.paths == module.ALWAYS
             else ", ".join(f"`{path}`" for path in stage.paths) or "each night and before a release",
         ]
         for stage in module.STAGES
     ]
-    return table(["stage", "what would go unseen without it", "runs on a change of"], rows)
+    return table(["stage", "what would go unseen without it", "cases", "runs on a change of"], rows)

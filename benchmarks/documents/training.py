@@ -73,6 +73,25 @@ def lora_table(results: dict[str, Any]) -> str:
     return table(head, rows, "llrrrr")
 
 
+def lora_gpu_table(results: dict[str, Any]) -> str:
+    """Times on a GPU beside bitsandbytes' of the same way to run."""
+    theirs = {row["run"]: row["ms"] for row in results["rows"] if row["name"].startswith("bitsandbytes")}
+    rows = [
+        [
+            row["name"],
+            row["run"],
+            f"{row['bits'] / 8:.2f}",
+            f"{row['ms']:.2f} ms",
+            f"{theirs[row['run']] / row['ms']:.2f}",
+            f"{row['peak'] / 2**20:.0f} MiB",
+            f"{100 * row['error']:.1f} %",
+        ]
+        for row in results["rows"]
+    ]
+    head = ["base", "run", "bytes of a weight", "a step", "times bitsandbytes' speed", "memory above the rest"]
+    return table([*head, "error of the output"], rows, "llrrrrr")
+
+
 def lora_merge() -> str:
     return merge_table(load("lora_merge"))
 

@@ -11,18 +11,18 @@ from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.calibration import calibrate
 from breccia.calibration.error_feedback import gptq
 from breccia.comparison import compare
-from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
-from breccia.gpu import gpu_info
+from breccia.device import cpu_info, gpu_info, num_threads, set_backend, set_num_threads
 from breccia.io import load, save, scheme
 from breccia.io import open as open  # noqa: A004 (breccia.open)
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.peers import require
-from breccia.quantize_model import quantize, quantize_
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
     Float8CurrentScaling,
+    Float8ExpandedScaling,
     INT4Scaling,
+    INT8ExpandedScaling,
     INT8Scaling,
     MXFP4BlockScaling,
     MXFP6BlockScaling,
@@ -30,7 +30,6 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
 )
-from breccia.saved_activations import checkpoint_activations
 from breccia.scaled_tensor import ScaledTensor, from_buffer
 from breccia.value.joining import concatenate, stack
 from breccia.verbs import cast, dequantize, linear, matmul, requantize
@@ -38,14 +37,18 @@ from breccia.verbs.cast_options import Hadamard
 from breccia.verbs.grouped import grouped_matmul
 from breccia.verbs.low_rank import lora_init
 from breccia.verbs.prepared import PreparedWeight, prepare
+from breccia.verbs.quantize_model import quantize, quantize_
+from breccia.verbs.saved_activations import checkpoint_activations
 from breccia.verbs.transposing import Transposed, transpose
 
 __all__ = [
     "DelayedScaling",
     "Float8BlockScaling",
     "Float8CurrentScaling",
+    "Float8ExpandedScaling",
     "Hadamard",
     "INT4Scaling",
+    "INT8ExpandedScaling",
     "INT8Scaling",
     "Layout",
     "MXFP4BlockScaling",
@@ -128,6 +131,8 @@ _LAZY_NAMES = {"ModelScheme": "schemes"}
 
 def __getattr__(name: str) -> Any:
     why = ""
+    if name in _moved.MOVED:
+        return importlib.import_module(f"breccia.{name}")
     if name in _LAZY_NAMES:
         return getattr(importlib.import_module(f"breccia.{_LAZY_NAMES[name]}"), name)
     if name in _LAZY:
@@ -137,6 +142,13 @@ def __getattr__(name: str) -> Any:
             return importlib.import_module(f"breccia.{name}")
         except ImportError as error:  # hasattr, help and inspect.getmembers take an AttributeError for an answer
             why = f": {error}"
+    elif not name.startswith("_"):
+        places = (
+            module
+            for module in ("checkpoint", "moments")
+            if name in importlib.import_module(f"breccia.{module}").__all__
+        )
+        why = "".join(f": it is breccia.{module}.{name}" for module in places)
     raise AttributeError(f"module 'breccia' has no attribute {name!r}{why}", name=name, obj=sys.modules[__name__])
 
 

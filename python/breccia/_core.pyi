@@ -5,12 +5,12 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from breccia.cpu import CoreInfo
+from breccia.device import CoreInfo
 
 _Field = bool | int | str | None
 _Buffer = tuple[list[int], str]
 
-class CastPlan(TypedDict):
+class _CastPlan(TypedDict):
     data: _Buffer
     scale: _Buffer
     zero_point: _Buffer | None
@@ -60,6 +60,8 @@ class Recipe:
     def global_divides(self) -> bool: ...
     @property
     def has_zero_point(self) -> bool: ...
+    @property
+    def is_expanded(self) -> bool: ...
 
 class ScaledTensor:
     def __init__(
@@ -163,7 +165,7 @@ class RepeatedCall:
     def run(self, x: Any) -> Any: ...
 
 def catalogue() -> list[tuple[str, str, dict[str, _Field]]]: ...
-def plan_cast(shape: Sequence[int], recipe: Recipe) -> CastPlan: ...
+def plan_cast(shape: Sequence[int], recipe: Recipe) -> _CastPlan: ...
 def cast(
     x: Any,
     recipe: Recipe,
@@ -211,6 +213,22 @@ def cast_at(
 GPTQ_DAMP: float
 """The damping of `gptq` unless another is given."""
 
+def more_damping(damp: float) -> float:
+    """The damping to try where one below 1 leaves moments that are not positive definite."""
+
+def adamw_step(
+    weights: Any,
+    gradients: Any,
+    first: tuple[Any, Any, Any],
+    second: tuple[Any, Any, Any],
+    recipe: Recipe,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+) -> None: ...
 def gptq(w: Any, moments: Any, recipe: Recipe, act_order: bool, damp: float) -> tuple[_Cast, float, int, int]: ...
 def dequantize(scaled: ScaledTensor, dtype: str) -> NDArray[Any]: ...
 def dequantize_into(scaled: ScaledTensor, out: Any) -> None: ...
@@ -219,6 +237,7 @@ def requantize_into(
     scaled: ScaledTensor, recipe: Recipe, data: Any, scale: Any, zero_point: Any, global_scale: Any
 ) -> None: ...
 def requantize_at(scaled: ScaledTensor, recipe: Recipe, addresses: tuple[int, int, int, int]) -> None: ...
+def transpose(scaled: ScaledTensor) -> tuple[_Cast, int, int]: ...
 def matmul_shape(a: list[int], b: list[int]) -> tuple[int, ...]: ...
 def matmul(a: Any, b: Any, out_dtype: str, precision: str = "exact") -> NDArray[Any]: ...
 def matmul_into(a: Any, b: Any, out: Any, precision: str = "exact") -> None: ...

@@ -16,15 +16,19 @@ MOVED = {
     "checkpoint.parts": "checkpoint.writing.parts",
     "checkpoint.source": "checkpoint.reading.source",
     "checkpoint.targets": "checkpoint.planning.targets",
+    "cpu": "device",
     "distributed.loading": "distributed.checkpoints.loading",
     "distributed.reader": "distributed.checkpoints.reader",
     "distributed.refitting": "distributed.engine_weights",
     "error_feedback": "calibration.error_feedback",
     "files": "io",
+    "gpu": "device",
     "grouped": "verbs.grouped",
     "low_rank": "verbs.low_rank",
     "pieces": "value.joining",
     "prepared": "verbs.prepared",
+    "quantize_model": "verbs.quantize_model",
+    "saved_activations": "verbs.saved_activations",
 }
 
 

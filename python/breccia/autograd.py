@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from breccia import frameworks, layouts
+from breccia import frameworks
 from breccia.delayed import AmaxHistory
 from breccia.recipe_names import resolve
 from breccia.recipes import (
@@ -21,14 +21,14 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
 )
-from breccia.scaled_tensor import ScaledTensor, data_of
+from breccia.scaled_tensor import A, ScaledTensor, data_of
 from breccia.verbs import linear as scaled_linear
 from breccia.verbs.cast_options import CastOptions, Hadamard
 
 __all__ = ["LinearRecipes", "cast_ste", "cast_ste_clipped", "linear"]
 
 
-def cast_ste(x: Any, recipe: ScalingRecipe | str) -> Any:
+def cast_ste(x: A, recipe: ScalingRecipe | str) -> A:
     """``dequantize(cast(x, recipe))`` in the dtype of ``x``, with the gradient of the identity.
 
     Args:
@@ -41,12 +41,13 @@ def cast_ste(x: Any, recipe: ScalingRecipe | str) -> Any:
     Raises:
         TypeError, ValueError: as `breccia.cast`.
     """
-    return frameworks.of(x).straight_through(x, resolve(recipe), None)
+    result: A = frameworks.of(x).straight_through(x, resolve(recipe), None)
+    return result
 
 
 def cast_ste_clipped(
-    x: Any, recipe: ScalingRecipe | str, clip_min: float | None = None, clip_max: float | None = None
-) -> Any:
+    x: A, recipe: ScalingRecipe | str, clip_min: float | None = None, clip_max: float | None = None
+) -> A:
     """`cast_ste` with a gradient of zero where ``x`` saturates.
 
     Args:
@@ -60,7 +61,8 @@ def cast_ste_clipped(
     Returns:
         Array of the shape, dtype and framework of ``x``.
     """
-    return frameworks.of(x).straight_through(x, resolve(recipe), (clip_min, clip_max))
+    result: A = frameworks.of(x).straight_through(x, resolve(recipe), (clip_min, clip_max))
+    return result
 
 
 @dataclass(frozen=True)
@@ -258,10 +260,7 @@ def block_width(recipe: ScalingRecipe) -> int:
     """How many elements the contracted axis must be a multiple of."""
     if getattr(recipe, "block_m", 1) > 1:
         return 1
-    layout = recipe.layout
-    if isinstance(layout, layouts.PerBlockK):
-        return layout.block_size
-    return layout.block_n if isinstance(layout, layouts.PerBlockMN) else 1
+    return recipe.layout.block.columns or 1
 
 
 def _turned(x: Any) -> Any:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breccia import _core
-from breccia._inputs import refuse_mask
 from breccia.formats import decode, finfo
 from breccia.scaled_tensor import ScaledTensor, check_kernels
+from breccia.value.inputs import refuse_mask
 
 __all__ = ["CodeCounts", "Comparison", "Magnitudes", "compare", "count_codes", "error_magnitudes", "kept", "magnitudes"]
 
@@ -25,6 +25,8 @@ _FLOATS = ("float32", "float64", "float16", "bfloat16")
 @dataclass(frozen=True)
 class Comparison:
     """Sums over x of the reference and y of the tensor, in float64; the same whatever threads and CPU there are.
+
+    Printed it is the figures that are asked for first, rounded; the attributes have every digit.
 
     Where both hold a NaN, both count as zero; one NaN alone makes the sums it enters NaN.
 
@@ -56,6 +58,20 @@ class Comparison:
     equal: bool
     sqnr_db: float
     cosine: float
+
+    def __repr__(self) -> str:
+        if self.equal:
+            return f"Comparison(equal, {self.count:,} elements{self._nans()})"
+        at = f" at {self.max_error_at}" if self.max_error_at >= 0 else ""
+        return (
+            f"Comparison({self.sqnr_db:.2f} dB, cosine {self.cosine:.6g}, max_error {self.max_error:.4g}{at}, "
+            f"{self.count:,} elements{self._nans()})"
+        )
+
+    def _nans(self) -> str:
+        if not (self.nans or self.reference_nans):
+            return ""
+        return f", {self.nans:,} NaN where the reference has {self.reference_nans:,}"
 
 
 @dataclass(frozen=True, eq=False)

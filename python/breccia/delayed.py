@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from breccia import formats, frameworks
-from breccia._inputs import refuse_mask
 from breccia.kernels.whole_array.namespace import FLOAT32_MAX
 from breccia.recipes import DelayedScaling
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.inputs import refuse_mask
 from breccia.verbs.cast_options import CastOptions
 
 __all__ = ["AmaxHistory", "cast", "init", "record", "update"]

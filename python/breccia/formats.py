@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breccia import _core
-from breccia._inputs import refuse_mask
+from breccia.value.inputs import refuse_mask
 
 __all__ = ["FormatInfo", "decode", "encode", "finfo", "names", "pack", "unpack"]
 

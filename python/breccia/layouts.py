@@ -12,11 +12,18 @@ import dataclasses
 import json
 import operator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from breccia import _core
 
-__all__ = ["Layout", "PerBlockK", "PerBlockMN", "PerChannel", "PerTensor"]
+__all__ = ["Block", "Layout", "PerBlockK", "PerBlockMN", "PerChannel", "PerTensor"]
+
+
+class Block(NamedTuple):
+    """Rows and columns that share a scale; 0 stands for all of them."""
+
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -35,9 +42,13 @@ class Layout:
         swapped = {**_fields(self), "axis": spec.T.axis}
         if "block_m" in swapped:
             swapped["block_m"], swapped["block_n"] = swapped["block_n"], swapped["block_m"]
-        # Not fields: the core's form, the transposed layout and a name, made once.
+        # Not fields: the core's form, the transposed layout, a block and a name, made once.
+        rows, columns = (0, 0) if isinstance(self, PerTensor) else (spec.block_m, spec.block_n)
+        if spec.axis == -2 and "block_m" not in swapped:
+            rows, columns = columns, rows
         for layout, other, core in ((self, twin, spec), (twin, self, spec.T)):
             layout.__dict__.update(swapped if layout is twin else {}, _spec=core, _twin=other)
+            layout.__dict__["_block"] = Block(rows, columns) if layout is self else Block(columns, rows)
             layout.__dict__["_key"] = json.dumps({"name": self.name, **_fields(layout)})
 
     def _make_spec(self) -> _core.Layout:
@@ -51,6 +62,17 @@ class Layout:
         """The layout of the transposed view."""
         twin: Layout = self.__dict__["_twin"]
         return twin
+
+    @property
+    def block(self) -> Block:
+        """Rows and columns of the data that share a scale; 0 stands for all of them."""
+        block: Block = self._block  # type: ignore[attr-defined]
+        return block
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether the whole tensor has one scale."""
+        return self.block == (0, 0)
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the scale `breccia.cast` makes for a tensor of logical ``shape``.

@@ -244,4 +244,4 @@ class MomentsFile(Mapping[str, Moments]):
         self._file.close()
 
     def __repr__(self) -> str:
-        return f"breccia.load_moments({str(self.path)!r}): moments of {len(self)} layers"
+        return f"breccia.moments.load_moments({str(self.path)!r}): moments of {len(self)} layers"

@@ -29,6 +29,7 @@ require("peft", "peft")
 import torch  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from peft import prepare_model_for_kbit_training as _prepare  # noqa: E402
+from peft.tuners.lora import model as lora_model  # noqa: E402
 from peft.tuners.lora.dora import DoraLinearLayer  # noqa: E402
 from peft.tuners.lora.layer import Linear  # noqa: E402
 from peft.tuners.lora.variants import DoraLinearVariant  # noqa: E402
@@ -394,4 +395,23 @@ def _register_all() -> None:
     LoraConfig.__post_init__ = made_for_codes
 
 
+def _find_devices_by_codes() -> None:
+    """PEFT takes a model's device from its first parameter; where every layer holds codes there may be none."""
+    made = getattr(lora_model, "get_device_map", None)  # not in every version of PEFT
+    if made is None or getattr(made, "_knows_codes", False):
+        return
+
+    @functools.wraps(made)
+    def get_device_map(model: Any) -> Any:
+        if not hasattr(model, "hf_device_map") and next(model.parameters(), None) is None:
+            layer = next((one for one in model.modules() if isinstance(one, QuantizedLinear)), None)
+            if layer is not None:
+                return {"": layer.weight.data.device}
+        return made(model)
+
+    get_device_map._knows_codes = True  # type: ignore[attr-defined]
+    lora_model.get_device_map = get_device_map
+
+
 _register_all()
+_find_devices_by_codes()

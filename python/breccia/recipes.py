@@ -17,17 +17,19 @@ import json
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeGuard
 
 import numpy as np
 
-from breccia import _core, layouts
+from breccia import _core, formats, layouts
 
 __all__ = [
     "DelayedScaling",
     "Float8BlockScaling",
     "Float8CurrentScaling",
+    "Float8ExpandedScaling",
     "INT4Scaling",
+    "INT8ExpandedScaling",
     "INT8Scaling",
     "MXFP4BlockScaling",
     "MXFP6BlockScaling",
@@ -50,10 +52,12 @@ _STORED = {
 }
 
 
-# What options are called, in whatever case, and the words for them elsewhere: their values here.
+# What options are called, in whatever case, and the words for them elsewhere: their values here. Formats of vendors
+# have no shorter names than those of ml_dtypes.
 _VALUES = {
     name.lower(): name
     for name in (
+        *formats.names(),
         *("E4M3", "E5M2", "E2M3", "E3M2", "E2M1", "fp32", "fp16", "bf16", "e8m0", "amax", "mse", "tensor", "row"),
         *("rceil", "floor", "ceil", "even", "transformer_engine", "torchao", "multiplier", "divisor"),
     )
@@ -75,12 +79,14 @@ class Choices(NamedTuple):
     """What kernels ask of any recipe, whatever its fields are called."""
 
     scale: str  # dtype that scales are stored as, by its ml_dtypes name
-    rule: str  # how one is made: divide, multiply, asymmetric; rceil, floor, ceil, even; transformer_engine, torchao
+    rule: str  # divide, multiply, asymmetric, expanded; rceil, floor, ceil, even; transformer_engine, torchao
     searches: bool  # for the scale of least squared error
     rows: int  # of a block, 0 for all
     margin: int  # powers of two above the largest magnitude
     has_zero_point: bool
+    expanded: bool  # groups have exponents
     two_level: bool
+    one_for_all: bool  # a scale follows from the whole tensor: its only one, or that over the scales of blocks
 
 
 @dataclass(frozen=True)
@@ -116,20 +122,12 @@ class ScalingRecipe:
     @property
     def layout(self) -> layouts.Layout:
         """Layout of the scales `breccia.cast` makes."""
-        layout: layouts.Layout = known(self)._layout  # type: ignore[attr-defined]
+        layout: layouts.Layout = getattr(_twins, self._twin)._layout  # type: ignore[attr-defined]
         return layout
 
     def to_dict(self) -> dict[str, Any]:
         """``{"name": ..., field: value, ...}``, of JSON types only."""
         return {"name": self.name, **_fields(self)}
-
-    def _stored(self) -> str:
-        """`Choices.scale`, as a field of the recipe names it."""
-        return "fp32"
-
-    def _rule(self) -> str:
-        """`Choices.rule`."""
-        return "divide"
 
 
 @dataclass(frozen=True)
@@ -148,9 +146,6 @@ class DelayedScaling(ScalingRecipe):
     margin: int = 0
     scale_rule: str = "torchao"
 
-    def _rule(self) -> str:
-        return "multiply" if self.scale_rule == "transformer_engine" else "divide"
-
 
 @dataclass(frozen=True)
 class Float8CurrentScaling(ScalingRecipe):
@@ -162,9 +157,6 @@ class Float8CurrentScaling(ScalingRecipe):
     granularity: str = "tensor"
     scale_rule: str = "torchao"
     scale_search: str = "amax"
-
-    def _rule(self) -> str:
-        return "multiply" if self.scale_rule == "transformer_engine" else "divide"
 
 
 @dataclass(frozen=True)
@@ -182,11 +174,21 @@ class Float8BlockScaling(ScalingRecipe):
     scale_format: str = "fp32"
     scale_search: str = "amax"
 
-    def _stored(self) -> str:
-        return self.scale_format
 
-    def _rule(self) -> str:
-        return "rceil" if self.scale_format == "e8m0" else "divide"
+@dataclass(frozen=True)
+class Float8ExpandedScaling(ScalingRecipe):
+    """FP8 whose groups of ``group_size`` elements of a row are raised to a power, so that they fill the range of the
+    format: dynamic range expansion of COAT, arXiv:2410.19313, section 4, for the moments of optimizers.
+
+    Codes are of m · sign(x) · (|x| / m)^k under the scale m / max: m is the largest magnitude of the group, max the
+    format's largest value. k = log(R) / log(r), with r the ratio of m to the least magnitude above zero and R the same
+    ratio of the format, at most 256 and rounded to float16; `ScaledTensor.exponents` holds it. A group of zeros, or
+    with an infinity or a NaN, has k = 1: its codes are those of `Float8BlockScaling`. Reading takes the k-th root.
+    """
+
+    name: ClassVar[str] = "expanded"
+    fp8_format: str = "E4M3"
+    group_size: int = 128
 
 
 @dataclass(frozen=True)
@@ -203,12 +205,6 @@ class MXFP8BlockScaling(ScalingRecipe):
     scale_rounding: str = "rceil"
     scale_search: str = "amax"
 
-    def _stored(self) -> str:
-        return "e8m0"
-
-    def _rule(self) -> str:
-        return self.scale_rounding
-
 
 @dataclass(frozen=True)
 class MXFP6BlockScaling(ScalingRecipe):
@@ -220,12 +216,6 @@ class MXFP6BlockScaling(ScalingRecipe):
     scale_rounding: str = "rceil"
     scale_search: str = "amax"
 
-    def _stored(self) -> str:
-        return "e8m0"
-
-    def _rule(self) -> str:
-        return self.scale_rounding
-
 
 @dataclass(frozen=True)
 class MXFP4BlockScaling(ScalingRecipe):
@@ -236,12 +226,6 @@ class MXFP4BlockScaling(ScalingRecipe):
     block_size: int = 32
     scale_rounding: str = "rceil"
     scale_search: str = "amax"
-
-    def _stored(self) -> str:
-        return "e8m0"
-
-    def _rule(self) -> str:
-        return self.scale_rounding
 
 
 @dataclass(frozen=True)
@@ -265,12 +249,6 @@ class NVFP4BlockScaling(ScalingRecipe):
     scale_rule: str = "transformer_engine"
     global_scale_form: str = "multiplier"
 
-    def _stored(self) -> str:
-        return self.scale_format
-
-    def _rule(self) -> str:
-        return self.scale_rule
-
 
 @dataclass(frozen=True)
 class INT4Scaling(ScalingRecipe):
@@ -290,12 +268,6 @@ class INT4Scaling(ScalingRecipe):
     symmetric: bool = True
     scale_search: str = "amax"
 
-    def _stored(self) -> str:
-        return self.scale_dtype
-
-    def _rule(self) -> str:
-        return "divide" if self.symmetric else "asymmetric"
-
 
 @dataclass(frozen=True)
 class INT8Scaling(ScalingRecipe):
@@ -308,11 +280,14 @@ class INT8Scaling(ScalingRecipe):
     symmetric: bool = True
     scale_search: str = "amax"
 
-    def _stored(self) -> str:
-        return self.scale_dtype
 
-    def _rule(self) -> str:
-        return "divide" if self.symmetric else "asymmetric"
+@dataclass(frozen=True)
+class INT8ExpandedScaling(ScalingRecipe):
+    """INT8 whose groups of ``group_size`` elements of a row are raised to a power: `Float8ExpandedScaling` over the
+    codes -127 … 127."""
+
+    name: ClassVar[str] = "int8_expanded"
+    group_size: int = 128
 
 
 def _also_block_size(kind: type[ScalingRecipe], field: str) -> None:
@@ -335,7 +310,10 @@ def _also_block_size(kind: type[ScalingRecipe], field: str) -> None:
     )
 
 
-for _kind, _field in ((Float8BlockScaling, "block_k"), (INT4Scaling, "group_size"), (INT8Scaling, "group_size")):
+for _kind, _field in (
+    (Float8BlockScaling, "block_k"), (Float8ExpandedScaling, "group_size"), (INT4Scaling, "group_size"),
+    (INT8Scaling, "group_size"), (INT8ExpandedScaling, "group_size"),
+):  # fmt: skip
     _also_block_size(_kind, _field)
 
 
@@ -413,12 +391,22 @@ def known(recipe: ScalingRecipe) -> ScalingRecipe:
 
 def choices(recipe: ScalingRecipe) -> Choices:
     """What kernels ask of a recipe."""
-    chosen: Choices = known(recipe)._choices  # type: ignore[attr-defined]
+    chosen: Choices = getattr(_twins, recipe._twin)._choices  # type: ignore[attr-defined]
     return chosen
 
 
+def has_exponents(recipe: Any) -> TypeGuard[ScalingRecipe]:
+    """Whether groups have exponents beside their scales. What is no recipe of the package has none."""
+    return isinstance(recipe, ScalingRecipe) and choices(recipe).expanded
+
+
+def crosses(recipe: ScalingRecipe, axis: int) -> bool:
+    """Whether a scale follows from both sides of a cut of an axis, counted from the end, between blocks."""
+    return choices(recipe).one_for_all or (axis == -1 and recipe.layout.block == (1, 0))
+
+
 def _spec(recipe: ScalingRecipe) -> _core.Recipe:
-    spec: _core.Recipe = known(recipe)._spec  # type: ignore[attr-defined]
+    spec: _core.Recipe = getattr(_twins, recipe._twin)._spec  # type: ignore[attr-defined]
     return spec
 
 
@@ -432,7 +420,7 @@ def _describe(
     """
     spec = _core.Recipe(kind.__name__, dict(fields))
     key = json.dumps({"name": kind.name, **dict(fields)})
-    traits = _core.format_info(spec.element)["bits"], spec.has_zero_point, spec.two_level
+    traits = _core.format_info(spec.element)["bits"], spec.has_zero_point or spec.is_expanded, spec.two_level
     name = "recipe_" + hashlib.sha256(key.encode()).hexdigest()[:16]
     if not hasattr(_twins, name):
         twin = object.__new__(kind)
@@ -441,16 +429,40 @@ def _describe(
         )
         given = dict(fields)
         twin.__dict__["_choices"] = Choices(
-            scale=_STORED[twin._stored()],
-            rule=twin._rule(),
+            scale=_STORED[_scale_name(given)],
+            rule=_rule(spec, given),
             searches=given.get("scale_search") == "mse",
             rows=spec.layout.block_m,
             margin=given.get("margin", 0),
             has_zero_point=spec.has_zero_point,
+            expanded=spec.is_expanded,
             two_level=spec.two_level,
+            one_for_all=spec.two_level or twin.__dict__["_layout"].one_scale,
         )
         setattr(_twins, name, twin)
     return key, traits, name
+
+
+def _scale_name(given: Mapping[str, Any]) -> str:
+    """`Choices.scale`, as a field of a recipe names it."""
+    said: str | None = given.get("scale_format", given.get("scale_dtype"))
+    return said or ("e8m0" if "scale_rounding" in given else "fp32")
+
+
+def _rule(spec: _core.Recipe, given: Mapping[str, Any]) -> str:
+    """`Choices.rule`, of a recipe's fields."""
+    match given:
+        case _ if spec.is_expanded:
+            return "expanded"
+        case {"scale_rounding": str(rule)} | {"two_level": _, "scale_rule": str(rule)}:
+            return rule
+        case {"scale_rule": "transformer_engine"}:
+            return "multiply"
+        case {"scale_format": "e8m0"}:
+            return "rceil"
+        case {"symmetric": False}:
+            return "asymmetric"
+    return "divide"
 
 
 # torch.compile, which cannot trace the core's objects, calls this where a recipe is made in what it compiles, and

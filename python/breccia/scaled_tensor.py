@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
+from numpy.typing import NDArray
 
 from breccia import _core, frameworks, recipes
 from breccia.layouts import Layout
@@ -17,15 +18,25 @@ from breccia.value import equality, foreign, pickling, slicing
 from breccia.value.checked import check_arrays, make_core
 from breccia.value.form import PARTS, Form, logical_shape, packing_for, parts_there
 
-__all__ = ["ScaledTensor", "check_inner", "check_kernels", "data_of", "from_buffer"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # of what is left open, type checkers know nothing
+
+    A = TypeVar("A", default=Any)
+else:
+    from typing import TypeVar
+
+    A = TypeVar("A")
+
+__all__ = ["A", "ScaledTensor", "check_inner", "check_kernels", "data_of", "framework_of", "from_buffer"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class ScaledTensor:
+class ScaledTensor(Generic[A]):
     """A block-scaled low-precision tensor: value = (decode(data) - zero_point) · scale · global_scale.
 
     Immutable; holds the arrays it is given without copying them. Every invariant is checked once,
-    on construction.
+    on construction. For type checkers ``ScaledTensor[A]`` has values of arrays A, which `breccia.cast` was given and
+    `breccia.dequantize` returns; ``ScaledTensor`` alone has any.
 
     Args:
         data: codes; ``uint8``, or the framework's own low-precision dtype. 4-bit codes are two per
@@ -36,7 +47,8 @@ class ScaledTensor:
         layout: how scales map onto data.
             A recipe or layout of another library is carried, compared and pickled as it is: its ``validate(data,
             scale)`` is called where a layout has one. The verbs refuse such a tensor.
-        zero_point: integer-coded recipes only; shaped like ``scale``.
+        zero_point: of integer-coded recipes; shaped like ``scale``. Of recipes with exponents it holds these, float16:
+            see ``exponents``.
         global_scale: float32 second-level scale, one element or one per matrix of a batch; required where
             the recipe has two levels (1.0 where the block scales are all there is).
         shape: logical shape, where packed data leaves it open (an odd number of columns).
@@ -192,6 +204,13 @@ class ScaledTensor:
         return bool(self._packing != "one")
 
     @property
+    def exponents(self) -> Any:
+        """Exponents of the groups, float16 in the shape of ``scale``, of `Float8ExpandedScaling` and
+        `INT8ExpandedScaling`; None of other recipes. They are what ``zero_point`` holds: the number that a block has
+        beside its scale."""
+        return self.zero_point if recipes.has_exponents(self.recipe) else None
+
+    @property
     def device(self) -> Any:
         """Device of ``data``, where its framework has devices."""
         return getattr(self.data, "device", "cpu")
@@ -222,12 +241,12 @@ class ScaledTensor:
         moved = self.map(lambda array: goal.from_dlpack(*source.to_dlpack(array)))
         return moved if target == "numpy" else moved.view()
 
-    def cpu(self) -> ScaledTensor:
+    def cpu(self) -> ScaledTensor[A]:
         """The same tensor in the memory of the CPU, in its framework; itself where it is there."""
         on_cpu = str(getattr(self.device, "type", self.device)) == "cpu" or not hasattr(self.data, "device")
         return self if on_cpu else self.to("cpu")
 
-    def cuda(self, device: Any = None) -> ScaledTensor:
+    def cuda(self, device: Any = None) -> ScaledTensor[A]:
         """The same tensor on a GPU: the current one, or that of a number.
 
         Args:
@@ -238,7 +257,7 @@ class ScaledTensor:
         """
         return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
-    def detach(self) -> ScaledTensor:
+    def detach(self) -> ScaledTensor[A]:
         """The same tensor, whose scales no gradient flows through; itself where the framework has none on its
         arrays."""
         return self.map(lambda array: array.detach()) if hasattr(self.data, "detach") else self
@@ -253,7 +272,7 @@ class ScaledTensor:
         torch: Any = frameworks.named("torch")
         return torch.called(func, args, kwargs or {})
 
-    def view(self) -> ScaledTensor:
+    def view(self) -> ScaledTensor[A]:
         """The same memory in the framework's own low-precision dtypes: ml_dtypes for NumPy, and for torch
         and JAX what ``breccia.cast`` returns anyway. Two codes in a byte stay ``uint8`` where the
         framework has no dtype for them."""
@@ -266,39 +285,45 @@ class ScaledTensor:
             scale=self.scale if coded is None else native(self.scale, coded),
         )
 
-    def dequantize(self, dtype: Any = "float32", out: Any = None) -> Any:
+    def dequantize(self, dtype: Any = "float32", out: A | None = None) -> A:
         """The values: see `breccia.dequantize`."""
         check_kernels(self)
-        return frameworks.of(self.data).dequantize(self, dtype, out)
+        result: A = frameworks.of(self.data).dequantize(self, dtype, out)
+        return result
 
-    def numpy(self) -> Any:
+    def numpy(self) -> NDArray[np.float32]:
         """The values as a NumPy array, float32, wherever the tensor lies."""
-        return self.__array__()
+        values: NDArray[np.float32] = self.__array__()
+        return values
 
-    def reshape(self, *shape: Any) -> ScaledTensor:
+    def reshape(self, *shape: Any) -> ScaledTensor[A]:
         """The values in another shape whose rows are whole blocks: see `breccia.value.joining.reshape`."""
         return slicing.reshape(self, *shape)
 
-    def __getitem__(self, key: Any) -> ScaledTensor:
+    def __getitem__(self, key: Any) -> ScaledTensor[A]:
         """Matrices of a batch, rows, or whole blocks: see `breccia.value.joining.index`."""
         return slicing.index(self, key)
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a ScaledTensor of one number has no length: dequantize() gives its value")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[ScaledTensor]:
+    def __iter__(self) -> Iterator[ScaledTensor[A]]:
         if self.ndim < 3:
             raise TypeError(
                 f"a ScaledTensor of shape {self.shape} has no parts to go through: a row alone has no blocks"
             )
         return (self[i] for i in range(len(self)))
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: ScaledTensor[A] | A) -> A:
         """``breccia.matmul(self, other)`` in the dtype of ``other`` where that is an array, else float32."""
-        return _product(self, other)
+        result: A = _product(self, other)
+        return result
 
-    def __rmatmul__(self, other: Any) -> Any:
-        return _product(other, self)
+    def __rmatmul__(self, other: A) -> A:
+        result: A = _product(other, self)
+        return result
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy asks here before it multiplies: its own product would dequantize first.
@@ -318,12 +343,12 @@ class ScaledTensor:
         return pickling.to_numpy(self, dtype)
 
     @property
-    def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
+    def mT(self) -> ScaledTensor[A]:  # noqa: N802 (NumPy's name)
         """The last two axes swapped: a view, no copy. A 1-D tensor is its own transpose."""
         return slicing.transposed(self) if self.ndim >= 2 else self
 
     @property
-    def T(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
+    def T(self) -> ScaledTensor[A]:  # noqa: N802 (NumPy's name)
         """Transpose of a 1-D or 2-D tensor: a view, no copy. Use ``mT`` for batches.
 
         Raises:
@@ -353,6 +378,9 @@ class ScaledTensor:
 
     def __hash__(self) -> int:
         return equality.key(self)
+
+    def __copy__(self) -> ScaledTensor[A]:
+        return self.map(lambda part: part)
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = pickling.to_pickle(_parts(self))
@@ -426,12 +454,21 @@ def check_inner(a: Any, b: Any) -> None:
         )
 
 
-def _product(a: Any, b: Any) -> Any:
+def framework_of(a: Any, b: Any) -> Any:
+    """What multiplies ``a @ b``.
+
+    Raises:
+        TypeError, ValueError: they cannot be multiplied.
+    """
     check_kernels(a)
     check_kernels(b)
     check_inner(a, b)
+    return frameworks.common(data_of(a), data_of(b))
+
+
+def _product(a: Any, b: Any) -> Any:
+    framework = framework_of(a, b)
     other = b if isinstance(a, ScaledTensor) else a
-    framework = frameworks.common(data_of(a), data_of(b))
     name = str(getattr(other, "dtype", "")).rpartition(".")[2]
     known = name in ("float64", "float16", "bfloat16") and not isinstance(other, ScaledTensor)
     return framework.matmul(a, b, framework.dtype(name if known else "float32"), "exact")

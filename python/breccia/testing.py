@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges, verbs
-from breccia.bridges.contract import NAMED, Bridge, Place
+from breccia.bridges.contract import NAMED, Place
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, ghost
+from breccia.bridges.protocol import Bridge
 from breccia.checkpoint import Checkpoint, convert, save_arrays
+from breccia.checkpoint.planning.choices import stored_bytes
 from breccia.checkpoint.planning.targets import parse_target
+from breccia.checkpoint.reading.finding import Finder
 from breccia.checkpoint.writing.execute import cast_for
-from breccia.checkpoint.writing.outputs import stored_bytes
 from breccia.recipes import ScalingRecipe, all_recipes
 from breccia.scaled_tensor import ScaledTensor
 
@@ -137,12 +139,8 @@ def config_json_names_it(bridge: Bridge, key: str, folder: Path) -> None:
     if bridge.container.whole:
         return
     with contextlib.closing(Checkpoint(_written(bridge, key, folder))) as opened:
-        context = {
-            "quantization_config": opened.quantization,
-            "quantization": opened.config.get("quantization"),
-            "config": opened.config,
-        }
-        claims = {name: one.claims(context) for name, one in bridges.registry().items()}
+        context = opened.context
+        claims = Finder(opened.entries, context).claims
     named = [name for name, claim in claims.items() if claim >= NAMED]
     assert named == [bridge.name], f"config.json must name {bridge.name} alone, it names {named}: {context}"
 

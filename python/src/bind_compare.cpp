@@ -5,30 +5,6 @@
 namespace breccia::python {
 namespace {
 
-template <class F>
-auto released(F f) {
-    const Released release;
-    return f();
-}
-
-// Arrays of half-words are of bfloat16, which NumPy itself has no type for.
-class PyNumbers {
-public:
-    PyNumbers(py::handle object, const char* argument) {
-        if (py::isinstance<ScaledTensor>(object)) {
-            scaled_ = &object.cast<const ScaledTensor&>();
-            return;
-        }
-        array_ = to_array(object, argument);
-        if (array_.type.is_half_word()) array_.type = DType::bfloat16;
-    }
-    [[nodiscard]] Operand get() const { return scaled_ != nullptr ? Operand(*scaled_) : Operand(array_); }
-
-private:
-    const ScaledTensor* scaled_ = nullptr;
-    Array array_;
-};
-
 py::dict to_dict(const Comparison& c) {
     py::dict result;
     result["count"] = c.count;
@@ -60,15 +36,15 @@ py::dict to_dict(const Magnitudes& m) {
 
 void register_compare(py::module_& m) {
     m.def("compare", [](py::handle reference, py::handle tensor) {
-        const PyNumbers x(reference, "reference"), y(tensor, "tensor");
+        const PyOperand x(reference, "reference", true), y(tensor, "tensor", true);
         return to_dict(released([&] { return compare(x.get(), y.get()); }));
     });
     m.def("magnitudes", [](py::handle x) {
-        const PyNumbers operand(x, "x");
+        const PyOperand operand(x, "x", true);
         return to_dict(released([&] { return magnitudes(operand.get()); }));
     });
     m.def("error_magnitudes", [](py::handle reference, py::handle tensor, float unit) {
-        const PyNumbers x(reference, "reference"), y(tensor, "tensor");
+        const PyOperand x(reference, "reference", true), y(tensor, "tensor", true);
         return to_dict(released([&] { return error_magnitudes(x.get(), y.get(), unit); }));
     });
     m.def("count_codes", [](const ScaledTensor& scaled) {

@@ -2,7 +2,9 @@
 #include <tuple>
 #include <utility>
 
+#include "breccia/adamw.hpp"
 #include "breccia/gptq.hpp"
+#include "breccia/transpose.hpp"
 #include "register.hpp"
 
 namespace breccia::python {
@@ -97,21 +99,13 @@ CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, 
     return options;
 }
 
-// A ScaledTensor or an array, kept alive for the duration of a call.
-class PyOperand {
-public:
-    PyOperand(py::handle object, const char* argument) {
-        if (py::isinstance<ScaledTensor>(object))
-            scaled_ = &object.cast<const ScaledTensor&>();
-        else
-            array_ = to_array(object, argument);
-    }
-    [[nodiscard]] Operand get() const { return scaled_ != nullptr ? Operand(*scaled_) : Operand(array_); }
-
-private:
-    const ScaledTensor* scaled_ = nullptr;
-    Array array_;
-};
+// A new array of that type, filled by fill(view).
+template <class Fill>
+py::array new_array(py::handle dtype, const char* argument, const Shape& shape, Fill fill) {
+    const std::pair<py::array, Array> made = allocate_numpy(parse_dtype(to_text(dtype, argument)), shape);
+    released([&] { fill(made.second); });
+    return made.first;
+}
 
 }  // namespace
 
@@ -145,10 +139,7 @@ void register_ops(py::module_& m) {
             if (!array.type.is_number())
                 throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + array.type.name());
             NumpyCast result(array.shape, recipe);
-            {
-                const Released release;
-                cast_into(array, recipe, result.out(), options);
-            }
+            released([&] { cast_into(array, recipe, result.out(), options); });
             return result.finish(array.type.dtype());
         },
         py::arg("x"), py::arg("recipe"), none("seed"), none("hadamard"), none("factor"),
@@ -184,24 +175,35 @@ void register_ops(py::module_& m) {
         none("amax"), py::arg("offset") = Offset{}, none("importance"));
 
     m.attr("GPTQ_DAMP") = GptqOptions{}.damp;
+    m.def("more_damping", &more_damping, py::arg("damp"));
     m.def("gptq", [](py::handle w, py::handle moments, const Recipe& recipe, bool act_order, double damp) {
         const Array weights = to_array(w, "w"), given = to_array(moments, "moments");
         NumpyCast result(weights.shape, recipe);
-        GptqReport report;
-        {
-            const Released release;
-            report = gptq_into(weights, given, recipe, result.out(), {.act_order = act_order, .damp = damp});
-        }
+        const GptqReport report = released(
+            [&] { return gptq_into(weights, given, recipe, result.out(), {.act_order = act_order, .damp = damp}); });
         return py::make_tuple(result.finish(weights.type.dtype()), report.damp, report.dead, report.nearest);
     });
 
-    m.def("dequantize", [](const ScaledTensor& scaled, py::handle dtype) {
-        auto [array, view] = allocate_numpy(parse_dtype(to_text(dtype, "dtype")), scaled.shape());
-        {
+    m.def(
+        "adamw_step",
+        [](py::handle weights, py::handle gradients, const py::tuple& first, const py::tuple& second,
+           const Recipe& recipe, double lr, double beta1, double beta2, double eps, double weight_decay,
+           std::int64_t step) {
+            const auto moment = [](const py::tuple& parts, const char* name) {
+                return Moment{to_output(parts[0], name), to_output(parts[1], name), to_optional_array(parts[2], name)};
+            };
+            const Array w = to_output(weights, "weights"), g = to_array(gradients, "gradients");
+            const Moment m = moment(first, "first"), v = moment(second, "second");
             const Released release;
-            dequantize_into(scaled, view);
-        }
-        return array;
+            adamw_step(
+                w, g, m, v, recipe,
+                {.lr = lr, .beta1 = beta1, .beta2 = beta2, .eps = eps, .weight_decay = weight_decay, .step = step});
+        },
+        py::arg("weights"), py::arg("gradients"), py::arg("first"), py::arg("second"), py::arg("recipe"), py::arg("lr"),
+        py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"), py::arg("step"));
+
+    m.def("dequantize", [](const ScaledTensor& scaled, py::handle dtype) {
+        return new_array(dtype, "dtype", scaled.shape(), [&](const Array& out) { dequantize_into(scaled, out); });
     });
 
     m.def("dequantize_into", [](const ScaledTensor& scaled, py::handle out) {
@@ -212,10 +214,7 @@ void register_ops(py::module_& m) {
 
     m.def("requantize", [](const ScaledTensor& scaled, const Recipe& recipe) {
         NumpyCast result(scaled.shape(), recipe);
-        {
-            const Released release;
-            requantize_into(scaled, recipe, result.out());
-        }
+        released([&] { requantize_into(scaled, recipe, result.out()); });
         return result.finish(scaled.original_dtype());
     });
 
@@ -231,6 +230,13 @@ void register_ops(py::module_& m) {
         requantize_into(scaled, recipe, outputs_at(plan_cast(scaled.shape(), recipe), addresses));
     });
 
+    m.def("transpose", [](const ScaledTensor& scaled) {
+        const Shape shape = transpose_shape(scaled);
+        NumpyCast result(shape, scaled.recipe());
+        const TransposeReport report = released([&] { return transpose_into(scaled, result.out()); });
+        return py::make_tuple(result.finish(scaled.original_dtype()), report.rounded, report.lost);
+    });
+
     m.def("matmul_shape", [](py::handle a, py::handle b) {
         return py::tuple(py::cast(matmul_shape(to_shape(a, "a.shape"), to_shape(b, "b.shape"))));
     });
@@ -241,13 +247,8 @@ void register_ops(py::module_& m) {
             const Precision allowed = parse_precision(to_text(precision, "precision"));
             const PyOperand left(a, "a"), right(b, "b");
             const Operand lhs = left.get(), rhs = right.get();
-            auto [array, view] =
-                allocate_numpy(parse_dtype(to_text(out_dtype, "out_dtype")), matmul_shape(lhs.shape(), rhs.shape()));
-            {
-                const Released release;
-                matmul_into(lhs, rhs, view, allowed);
-            }
-            return array;
+            return new_array(out_dtype, "out_dtype", matmul_shape(lhs.shape(), rhs.shape()),
+                             [&](const Array& out) { matmul_into(lhs, rhs, out, allowed); });
         },
         py::arg("a"), py::arg("b"), py::arg("out_dtype"), py::arg("precision") = "exact");
 
@@ -267,13 +268,8 @@ void register_ops(py::module_& m) {
                                py::handle out_dtype) {
         const PyOperand activations(x, "x");
         const Operand rows = activations.get();
-        const DType dtype = parse_dtype(to_text(out_dtype, "out_dtype"));
-        auto [array, view] = allocate_numpy(dtype, {rows.shape().at(0), w_stack.shape().at(1)});
-        {
-            const Released release;
-            grouped_matmul_into(rows, w_stack, offsets, view);
-        }
-        return array;
+        return new_array(out_dtype, "out_dtype", {rows.shape().at(0), w_stack.shape().at(1)},
+                         [&](const Array& out) { grouped_matmul_into(rows, w_stack, offsets, out); });
     });
 
     m.def("grouped_matmul_into",

@@ -93,6 +93,7 @@ void register_recipes(py::module_& m) {
         .def_readonly("two_level", &Recipe::two_level)
         .def_readonly("global_divides", &Recipe::global_divides)
         .def_property_readonly("has_zero_point", &Recipe::has_zero_point)
+        .def_property_readonly("is_expanded", &Recipe::is_expanded)
         .def(py::self == py::self);
 
     m.def("catalogue", [] {

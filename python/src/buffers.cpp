@@ -96,6 +96,15 @@ Array to_output(py::handle object, const char* argument) {
     return to_array(object, argument);
 }
 
+PyOperand::PyOperand(py::handle object, const char* argument, bool half_words) {
+    if (py::isinstance<ScaledTensor>(object)) {
+        scaled_ = &object.cast<const ScaledTensor&>();
+        return;
+    }
+    array_ = to_array(object, argument);
+    if (half_words && array_.type.is_half_word()) array_.type = DType::bfloat16;
+}
+
 std::pair<py::array, Array> allocate_numpy(ElementType type, const Shape& shape) {
     // Inside of NumPy's own memory, which knows of huge pages, at a cache line, where XLA takes arrays over uncopied.
     constexpr std::int64_t cache_line = 64;

@@ -21,6 +21,18 @@ std::optional<Array> to_optional_array(py::handle object, const char* argument, 
 /// The same for memory that will be written.
 Array to_output(py::handle object, const char* argument);
 
+/// A ScaledTensor or an array, kept alive for the duration of a call.
+class PyOperand {
+public:
+    /// `half_words`: arrays of such are of bfloat16, which NumPy itself has no type for.
+    PyOperand(py::handle object, const char* argument, bool half_words = false);
+    [[nodiscard]] Operand get() const { return scaled_ != nullptr ? Operand(*scaled_) : Operand(array_); }
+
+private:
+    const ScaledTensor* scaled_ = nullptr;
+    Array array_;
+};
+
 /// Memory a framework tells of, its strides in bytes or in elements. Throws Error naming `dtype` or `strides`.
 Array borrow(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype);
 Array borrow_elements(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype);

@@ -20,6 +20,13 @@ private:
     PyThreadState* state_;
 };
 
+/// Calls f() while other Python threads run.
+template <class F>
+auto released(F f) {
+    const Released release;
+    return f();
+}
+
 bool is_finalizing();
 
 /// Lets signals interrupt long work: Python's handlers run between its pieces, and what they raise ends it.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "register.hpp"
+#include "tensor/spelling.hpp"
 
 namespace py = pybind11;
 
@@ -22,7 +23,7 @@ void refuse_unmade_objects(const py::module_& m) {
 
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
     m.doc() = "The compiled core of breccia.";
-    breccia::set_spelling(breccia::Spelling::python);
+    breccia::spelling = breccia::Spelling::python;
     py::register_exception_translator([](std::exception_ptr thrown) {
         try {
             if (thrown) std::rethrow_exception(thrown);

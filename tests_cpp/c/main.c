@@ -148,6 +148,27 @@ static void round_trip(const char *name, const char *fields, float tolerance) {
     breccia_recipe_free(recipe);
 }
 
+/* Groups with exponents have these where others have zero points. */
+static void exponents(void) {
+    static float w[N * K], back[N * K];
+    breccia_recipe *recipe = recipe_of("expanded", "group_size=32");
+    breccia_matrix in = numbers(w, N, K), importance = numbers(w, 1, K), scaled;
+    breccia_output out = results(back, N, K), codes = quantized(recipe, N, K);
+    breccia_cast_options options = {.size = sizeof options, .importance = &importance};
+    breccia_part_bytes sizes = {.size = sizeof sizes};
+    fill(w, N * K, 3);
+    CHECK(breccia_part_sizes(recipe, 0, N, K, &sizes) == BRECCIA_OK);
+    CHECK(sizes.data == N * K && sizes.scale == N * K / 8 && sizes.zero_point == N * K / 16);
+    CHECK(breccia_cast(&in, &codes, NULL) == BRECCIA_OK);
+    scaled = written(&codes);
+    CHECK(breccia_dequantize(&scaled, &out) == BRECCIA_OK);
+    for (int i = 0; i < N * K; ++i) CHECK(back[i] - w[i] <= 0.02F && w[i] - back[i] <= 0.02F);
+    CHECK(breccia_cast(&in, &codes, &options) == BRECCIA_VALUE_ERROR);
+    CHECK(strstr(breccia_last_message(), "importance needs a recipe without exponents") != NULL);
+    free_parts(&codes);
+    breccia_recipe_free(recipe);
+}
+
 static void products(void) {
     static float x[M * K], w[N * K], y[M * N], z[M * N], bias[N];
     breccia_recipe *mxfp8 = recipe_of("mxfp8", NULL), *mxfp6 = recipe_of("mxfp6", "fp6_format=E2M3");
@@ -392,8 +413,13 @@ static void refusals(void) {
 
     CHECK(breccia_cast(&in, &plain, NULL) == BRECCIA_VALUE_ERROR); /* no recipe to cast to */
     CHECK(breccia_cast(&codes, &out, NULL) == BRECCIA_TYPE_ERROR);
+    changed = codes;
+    changed.rows = 1; /* what x is comes before its shape */
+    CHECK(breccia_cast(&changed, &out, NULL) == BRECCIA_TYPE_ERROR);
     changed = in;
     changed.dtype = 9;
+    CHECK(breccia_cast(&changed, &out, NULL) == BRECCIA_TYPE_ERROR);
+    changed.rows = 1;
     CHECK(breccia_cast(&changed, &out, NULL) == BRECCIA_TYPE_ERROR);
     changed = in;
     changed.rows = 1;
@@ -506,6 +532,7 @@ int main(void) {
     round_trip("nvfp4", "two_level=false", 0);
     round_trip("int4", "group_size=32,signed=false,symmetric=false,scale_dtype=fp32", 0.11F);
     round_trip("int8", NULL, 0.01F);
+    exponents();
     products();
     batches();
     float_scales();

@@ -50,6 +50,7 @@ MINE = FileFormat(
 )
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(("name", "check", "key"), testing.cases())
 def test_contract(name: str, check: str, key: str, tmp_path: Path) -> None:
     bridge = bridges.bridge(name)

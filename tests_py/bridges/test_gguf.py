@@ -10,6 +10,8 @@ import pytest
 from breccia.bridges import OutsideTensor, dequantize_gguf, from_gguf
 from breccia.bridges import gguf as bridge
 from breccia.bridges import parts as _parts
+from breccia.bridges.gguf import TYPES, scales_of_blocks
+from breccia.bridges.gguf.values import SCALES
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays
 
 quants = pytest.importorskip("gguf.quants")
@@ -133,3 +135,22 @@ def test_we_read_their_writers_file(tmp_path: Path) -> None:
     for name, values in wanted.items():
         np.testing.assert_array_equal(back[name], values)
     np.testing.assert_array_equal(back["norm.weight"], w[0])
+
+
+@pytest.mark.parametrize("kind", sorted(SCALES))
+def test_scales_are_the_steps_of_the_values(kind):
+    """Values of a run, as gguf-py decodes them, are whole steps apart, and no larger step is common to them."""
+    gguf = pytest.importorskip("gguf")
+    _, block, size = TYPES[kind]
+    raw = np.random.default_rng(0).integers(0, 256, (40 * 256 // block, size), np.uint8)
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q5_1": (0, 2)}
+    for at in halves.get(kind, (0,)):
+        raw[:, at : at + 2] = np.frombuffer(np.float16(2**-5).tobytes(), np.uint8)
+    scales = np.abs(scales_of_blocks(raw, kind))
+    values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]).reshape(len(scales), -1)
+    assert values.shape[1] in (16, 32)
+    there = scales > 0
+    assert (np.ptp(values[~there], axis=1) == 0).all()
+    steps = (values - values.min(axis=1, keepdims=True))[there] / scales[there, None]
+    np.testing.assert_array_equal(steps, steps.round())
+    assert np.mean(np.gcd.reduce(steps.astype(int), axis=1) == 1) > 0.9

@@ -220,12 +220,14 @@ def check(good: Path, bad: Path, part: str, turn: int, conventions: Collection[s
 PART = pytest.mark.parametrize("part", ["some", pytest.param("whole", marks=pytest.mark.slow)])
 
 
+@pytest.mark.in_turn
 @PART
 @pytest.mark.parametrize(("turn", "target"), list(enumerate(targets())))
 def test_odd_metadata_is_refused_or_read_right(turn: int, target: str, part: str, tmp_path: Path) -> None:
     check(written(tmp_path, target), tmp_path / "bad", part, turn, CONVENTIONS.get(target, ()))
 
 
+@pytest.mark.in_turn
 @PART
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(READ_ONLY)))
 def test_odd_metadata_of_formats_that_are_read_only(turn: int, name: str, part: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 they decode it to; what is made here, to the same values by them."""
 
 import importlib
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +58,8 @@ def same_bytes(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def modelopt() -> Any:
     pytest.importorskip("omegaconf")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "megatron", None)  # else it wants all of TransformerEngine
         warnings.simplefilter("ignore")
         pytest.importorskip("modelopt.torch.export.quant_utils")
         return importlib.import_module("modelopt.torch.quantization.qtensor")

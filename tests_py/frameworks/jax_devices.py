@@ -2,8 +2,9 @@
 """Arrays over four devices of one process, which XLA makes of a CPU: run by test_jax_sharding.py in processes of their
 own.
 
-Each function is one test; its name is the argument. Compiling takes most of the time: unless a second argument is
-"whole", a recipe is tried with some of the ways to cut arrays, each recipe with others.
+Each function is one test; names, with commas between, are the argument. Compiling takes most of the time: unless
+a second argument is "whole", a recipe is tried with some of the ways to cut arrays, each recipe with others. What is
+compiled is optimized as a user's program is: bytes are compared of it, which optimization could change.
 """
 
 import os
@@ -26,7 +27,6 @@ from jax.sharding import PartitionSpec as P
 SPECS = (P("d"), P(None, "d"), P(("a", "d")), P("a", "d"), P("d", "a"))
 PARTS = ("data", "scale", "zero_point", "global_scale")
 FEW = ("current", "current-row", "block-128x128", "mxfp8", "nvfp4", "mxfp4-mse", "int4-asymmetric", "int8")
-
 
 WHOLE = sys.argv[2:] == ["whole"]
 
@@ -349,4 +349,6 @@ def cuts_through_blocks_are_named():
 
 if __name__ == "__main__":
     assert len(jax.devices()) == 4
-    globals()[sys.argv[1]]()
+    for name in sys.argv[1].split(","):
+        print(name, flush=True)
+        globals()[name]()

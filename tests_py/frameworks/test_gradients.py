@@ -69,6 +69,7 @@ def check(layer, x, grad, tolerance=1e-6):
         torch.testing.assert_close(found[1].double(), wanted_bias, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("recipe", WEIGHTS.values(), ids=WEIGHTS.keys())
 def test_every_pair_of_recipes(recipe):
     """Exact against float64: the weight's recipe by that of the activations, values that saturate included."""
@@ -76,6 +77,7 @@ def test_every_pair_of_recipes(recipe):
         check(layer_of(recipe, activations), inputs(seed=3), upstream())
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("activations", [None, *SOME.values()], ids=["none", *SOME])
 def test_every_recipe_of_gradients(activations):
     for gradients in ("bf16", *cases.RECIPES.values()):
@@ -100,6 +102,42 @@ def test_rows_that_are_no_whole_blocks(gradients):
 def test_dtypes(activations, dtype):
     unit = {torch.float64: 1e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[dtype]
     check(layer_of(breccia.NVFP4BlockScaling(), activations), inputs(dtype), upstream(dtype), 1e-6 + unit)
+
+
+@pytest.mark.parametrize("backend", breccia.cpu_info()["supported"])
+@pytest.mark.parametrize("recipe", WEIGHTS.values(), ids=WEIGHTS.keys())
+def test_bf16_rounds_once(recipe, backend):
+    """No value of the weight is rounded to bfloat16, and the sum is once."""
+    before = breccia.cpu_info()["backend"]
+    breccia.set_backend(backend)
+    try:
+        w = torch.from_numpy(cases.heavy_tailed("student", (N, K), 5) * np.float32(0.0123))
+        layer = QuantizedLinear(breccia.cast(w, recipe))
+        x, grad = inputs(torch.bfloat16), upstream(torch.bfloat16)
+        wanted, scale, _ = reference(layer, x, grad)
+        (found,) = torch.autograd.grad(layer(x), x, grad)
+    finally:
+        breccia.set_backend(before)
+    sums = (N + 8) * 2.0**-24 * scale
+    assert ((found.double() - wanted).abs() <= 2.0**-8 * (wanted.abs() + sums) + sums).all()
+
+
+@pytest.mark.parametrize("form", ["multiplier", "divisor"])
+@pytest.mark.parametrize("number", [0.0, 1e-45, 3e38, float("inf"), float("nan")])
+def test_bf16_by_any_global_scale(form, number):
+    """Files may hold any: one that divides by zero makes no error, as it makes none elsewhere."""
+    w = breccia.cast(torch.randn(N, K), breccia.NVFP4BlockScaling(global_scale_form=form))
+    w = w._with(global_scale=torch.full_like(w.global_scale, number))
+    x, grad = inputs(torch.bfloat16), upstream(torch.bfloat16)
+    (found,) = torch.autograd.grad(breccia.linear(x, w), x, grad)
+    one = np.float32(number)
+    with np.errstate(all="ignore"):
+        factor = np.float32(1) / one if form == "divisor" else one
+    assert torch.isfinite(found).all() or not np.isfinite(factor) or factor > 1e37
+    if factor == 0:
+        assert not found.any()
+    if not np.isfinite(factor):
+        assert not torch.isfinite(found).any()
 
 
 def test_what_saturates_gets_no_gradient():

@@ -16,6 +16,7 @@ ROW = breccia.Float8BlockScaling()
 @cases.ALL
 @pytest.mark.parametrize("quantized", [False, True])
 @peers.ALL
+@pytest.mark.in_turn
 def test_one_product_per_expert(peer, recipe, quantized):
     x, stack = cases.normal((40, 256)), cases.normal((4, 24, 256), 1)
     w = breccia.cast(peer.array(stack), recipe)

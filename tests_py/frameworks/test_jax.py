@@ -36,7 +36,7 @@ def compiled(request, monkeypatch):
     """Both ways of compiled code to the core."""
     if request.param == "ffi" and not ffi.register():
         pytest.skip("built without jaxlib's headers")
-    monkeypatch.setattr(framework, "compiled", ffi.chosen(request.param))
+    monkeypatch.setattr(ffi, "compiled", ffi.chosen(request.param))
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -44,6 +44,7 @@ def compiled(request, monkeypatch):
 
 @FEW
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.in_turn
 def test_under_jit(recipe):
     x = special()
     reference = cast(x, recipe)

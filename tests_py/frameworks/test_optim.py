@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import breccia  # noqa: E402
-from breccia.optim import AdamW, ExpandedTensor, expand  # noqa: E402
+from breccia.optim import AdamW  # noqa: E402
 
 STATES = ("fp8", "int8", "mxfp8")
-GROUPS = (breccia.Float8BlockScaling(block_k=128), breccia.INT8Scaling(group_size=128))
 VOCABULARY, LENGTH, WIDTH = 64, 16, 128
 
 
@@ -67,78 +66,8 @@ def exact():
     return train(lambda parameters: torch.optim.AdamW(parameters, lr=2e-3))
 
 
-@pytest.fixture
-def matrix():
-    return torch.randn(6, 384, generator=torch.Generator().manual_seed(0)) ** 3
-
-
 def root_mean(x):
     return float(x.double().square().mean().sqrt())
-
-
-@pytest.mark.parametrize("recipe", GROUPS, ids=lambda recipe: recipe.name)
-def test_an_expanded_group_fills_the_range_of_its_format(recipe, matrix):
-    value = expand(matrix, recipe)
-    codes = breccia.dequantize(value.codes) / value.codes.scale.repeat_interleave(128, 1)
-    about = breccia.formats.finfo(recipe.element)
-    sizes = codes.abs().reshape(6, 3, 128)
-    assert torch.allclose(sizes.amax(-1), torch.tensor(about.max))
-    least = torch.where(sizes > 0, sizes, torch.inf).amin(-1)
-    assert torch.allclose(least, torch.tensor(about.smallest), rtol=1e-5)
-    assert torch.equal(value.dequantize().sign(), matrix.sign())
-    assert value.exponents.dtype == torch.float16 and value.exponents.shape == value.codes.scale.shape
-
-
-@pytest.mark.parametrize("recipe", GROUPS, ids=lambda recipe: recipe.name)
-def test_a_value_is_the_root_of_its_code(recipe, matrix):
-    """In float64, from the definition."""
-    value = expand(matrix, recipe)
-    scale, k = (x.double().repeat_interleave(128, 1) for x in (value.codes.scale, value.exponents))
-    top = scale * breccia.formats.finfo(recipe.element).max
-    wide = breccia.dequantize(value.codes, torch.float64)
-    wanted = wide.sign() * top * (wide.abs() / top) ** (1 / k)
-    assert torch.allclose(value.dequantize().double(), wanted, rtol=1e-5, atol=0)
-    # and codes are nearest to the powers: half a step of E4M3's normal numbers is 2^-4 of a value, before the root
-    if recipe.name.startswith("fp8"):
-        normal = wide.abs() > 2.0**-6 * scale
-        error = (wanted - matrix).abs() / matrix.abs() * k
-        assert float(error[normal].max()) < 2.0**-4 * 1.1
-
-
-@pytest.mark.parametrize("recipe", GROUPS, ids=lambda recipe: recipe.name)
-def test_groups_that_have_no_range(recipe):
-    x = torch.zeros(5, 128)
-    x[1] = -3.0
-    x[2, :2] = torch.tensor([torch.inf, 1.0])
-    x[3, :2] = torch.tensor([torch.nan, 1.0])
-    x[4, :3] = torch.tensor([3e38, 1e-45, -1e-38])
-    value = expand(x, recipe)
-    assert value.exponents[:4].flatten().tolist() == [1, 256, 1, 1]
-    assert 0 < value.exponents[4] < 1
-    found = value.dequantize()
-    assert torch.equal(found[0], x[0]) and torch.allclose(found[1], x[1], rtol=1e-6)
-    plain = breccia.dequantize(breccia.cast(x[2:4], recipe))
-    torch.testing.assert_close(found[2:4], plain, rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(found[4].sign(), x[4].sign())  # what is small is not zero
-
-
-def test_what_cannot_be_expanded():
-    x = torch.ones(2, 128)
-    for recipe in (breccia.MXFP8BlockScaling(), breccia.Float8CurrentScaling()):
-        with pytest.raises(TypeError, match="recipe must be Float8BlockScaling or INT8Scaling, got"):
-            expand(x, recipe)
-    for recipe in (
-        breccia.Float8BlockScaling(block_m=128),
-        breccia.Float8BlockScaling(scale_format="e8m0"),
-        breccia.INT8Scaling(),
-        breccia.INT8Scaling(group_size=32, symmetric=False),
-    ):
-        with pytest.raises(ValueError, match="recipe must have groups of one row with scales in float32"):
-            expand(x, recipe)
-    with pytest.raises(ValueError, match=r"x must be a matrix whose rows are of groups of 128, got shape \(4,\)"):
-        expand(torch.ones(4))
-    with pytest.raises(TypeError, match=r"x must be a float tensor, got torch.int64"):
-        expand(torch.ones(4, 4, dtype=torch.int64))
 
 
 def test_the_second_moment_loses_half_of_what_fp8_loses(exact):
@@ -154,7 +83,7 @@ def test_the_second_moment_loses_half_of_what_fp8_loses(exact):
         seen = rows > 0
         for found, errors in (
             (breccia.dequantize(breccia.cast(rows, recipe)), plain),
-            (expand(rows, recipe).dequantize(), expanded),
+            (breccia.dequantize(breccia.cast(rows, breccia.Float8ExpandedScaling())), expanded),
         ):
             relative = ((found - rows) / rows)[seen]
             update = (((rows.sqrt() + 1e-8) / (found.sqrt() + 1e-8)) - 1)[seen]
@@ -165,6 +94,7 @@ def test_the_second_moment_loses_half_of_what_fp8_loses(exact):
         assert a <= b / 2
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("states", STATES)
 def test_the_loss_is_that_of_float32_states(states, exact):
     wanted, _ = exact
@@ -243,11 +173,10 @@ def test_states_are_values_that_files_keep(tmp_path):
     parameters, optimizer = small("fp8")
     steps(parameters, optimizer, 2)
     value = optimizer.state[parameters[0]]["exp_avg_sq"]
-    assert isinstance(value, ExpandedTensor) and value.shape == (55, 128)
-    breccia.save({"v": value.codes, "v.exponents": value.exponents}, tmp_path / "v.safetensors")
-    loaded = breccia.load(tmp_path / "v.safetensors", "torch")
-    again = ExpandedTensor(loaded["v"], loaded["v.exponents"])
-    assert torch.equal(again.dequantize(), value.dequantize())
+    assert value.recipe == breccia.Float8ExpandedScaling() and value.shape == (55, 128)
+    breccia.save({"v": value}, tmp_path / "v.safetensors")
+    again = breccia.load(tmp_path / "v.safetensors", "torch")["v"]
+    assert again == value and torch.equal(again.dequantize(), value.dequantize())
     assert torch.equal(copy.deepcopy(value).dequantize(), value.dequantize())
     assert value.nbytes == 55 * (128 + 6)
 
@@ -256,7 +185,10 @@ def test_a_state_of_something_else_is_refused():
     parameters, optimizer = small("fp8")
     steps(parameters, optimizer, 1)
     saved = optimizer.state_dict()
-    with pytest.raises(ValueError, match=r"state 0 must be of mxfp8 for 7000 numbers, with exp_avg, exp_avg.scale"):
+    with pytest.raises(
+        ValueError,
+        match=r"state 0 must be of mxfp8 for 7000 numbers, with exp_avg float8_e4m3fn \(55, 128\), exp_avg.scale",
+    ):
         small("mxfp8")[1].load_state_dict({**saved, "param_groups": small("mxfp8")[1].state_dict()["param_groups"]})
     with pytest.raises(ValueError, match=r"state 0 must be of fp8 for 8000 numbers"):
         small("fp8", shapes=((80, 100), (33,), (4, 2048)))[1].load_state_dict(saved)
@@ -311,7 +243,8 @@ def test_distributed_tensors_have_the_moments_of_their_shard():
             other.step()
         for p, shard in zip(parameters, shards, strict=True):
             assert torch.equal(p, shard.to_local())
-        assert isinstance(other.state_dict()["state"][0]["exp_avg"], torch.Tensor)
+        kept = other.state_dict()["state"][0]["exp_avg"]
+        assert kept.placements == (Shard(0),) and kept.dtype == torch.float8_e4m3fn and kept.shape == (55 * 128,)
     finally:
         distributed.destroy_process_group()
 

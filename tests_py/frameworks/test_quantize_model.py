@@ -93,6 +93,7 @@ def embeddings(quantize):
     return minilm.similarities(quantize, minilm.prose(24)).mean().item()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("recipe", MEASURED, ids=lambda r: r.name)
 def test_sentence_embeddings(recipe):
     found = embeddings(lambda model: breccia.quantize_(model, recipe))

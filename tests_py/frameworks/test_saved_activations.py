@@ -4,11 +4,12 @@
 import contextlib
 import gc
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 import breccia  # noqa: E402
-from breccia import saved_activations  # noqa: E402
+from breccia.verbs import saved_activations  # noqa: E402
 
 
 def model():
@@ -103,6 +104,34 @@ def test_dtypes_and_shapes_come_back():
     assert hooks.pack_hook(integers) is integers
 
 
-def test_a_recipe_must_be_one():
+def test_views_of_one_memory_in_two_dtypes_are_two_tensors():
+    x = torch.randn(64, 128).half()
+    views = x, x.view(torch.bfloat16)
+    hooks = breccia.checkpoint_activations("mxfp8", smallest=1)
+    kept = [hooks.pack_hook(view) for view in views]
+    for view, one in zip(views, kept, strict=True):
+        found = hooks.unpack_hook(one)
+        assert found.dtype == view.dtype and torch.equal(found, breccia.cast(view, "mxfp8").dequantize(view.dtype))
+
+
+def test_a_view_of_a_conjugate_has_the_other_sign():
+    z = torch.complex(torch.randn(32, 64), torch.randn(32, 64))
+    hooks = breccia.checkpoint_activations("mxfp8", smallest=1)
+    first, second = (hooks.pack_hook(view) for view in (z.imag, z.conj().imag))
+    assert torch.equal(hooks.unpack_hook(second), -hooks.unpack_hook(first))
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 64), (3, 0, 5)])
+def test_tensors_without_elements_are_kept_as_they_are(shape):
+    x = torch.zeros(shape)
+    hooks = breccia.checkpoint_activations("mxfp8", smallest=0)
+    assert hooks.pack_hook(x) is x
+
+
+def test_arguments_must_be_what_they_are_for():
     with pytest.raises(ValueError, match="recipe"):
         breccia.checkpoint_activations("fp9")
+    for wrong in ("4k", 4096.0, True):
+        with pytest.raises(TypeError, match=f"smallest must be an integer, got {wrong!r}"):
+            breccia.checkpoint_activations(smallest=wrong)
+    breccia.checkpoint_activations(smallest=np.int64(4096))

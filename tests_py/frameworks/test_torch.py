@@ -3,6 +3,7 @@
 
 import dataclasses
 import io
+import subprocess
 import sys
 
 import breccia
@@ -28,6 +29,7 @@ def weight(recipe=NVFP4, rows=48, k=256):
 
 
 @cases.ALL
+@pytest.mark.in_turn
 def test_any_device_implementation_makes_the_cores_bytes(recipe):
     for kind in ("student", "spread", "ties", "tiny", "special"):
         x = cases.heavy_tailed(kind, (6, 256)) if kind != "special" else cases.normal((6, 256))
@@ -188,6 +190,29 @@ CALLS = {
 }
 
 
+OPTIONS = {
+    "stochastic": lambda x: cast(x, MXFP8, rounding="stochastic", seed=4),
+    "hadamard": lambda x: cast(x, MXFP8, hadamard=breccia.Hadamard(16)),
+    "amax": lambda x: cast(x, breccia.Float8CurrentScaling(), amax=3.0),
+}
+
+
+@pytest.mark.parametrize("call", OPTIONS.values(), ids=OPTIONS.keys())
+def test_compiled_casts_with_options_have_the_same_bytes(call):
+    torch._dynamo.reset()
+    x = torch.from_numpy(cases.normal((6, 256)))
+    peers.same_parts(PEER, torch.compile(call, backend="eager")(x), call(x).to("numpy"))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_compile_of_a_parameter(call):
+    torch._dynamo.reset()
+    p, w = torch.nn.Parameter(torch.from_numpy(cases.normal((6, 256)))), weight()
+    expected, compiled = call(p, w), torch.compile(lambda: call(p, w), fullgraph=True, backend="aot_eager")()
+    values = [dequantize(x) if isinstance(x, breccia.ScaledTensor) else x for x in (compiled, expected)]
+    assert torch.equal(*values)
+
+
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_compile(call):
     torch._dynamo.reset()
@@ -201,6 +226,7 @@ def test_compile(call):
 
 
 @cases.ALL
+@pytest.mark.in_turn
 def test_compile_of_a_recipe_made_inside(recipe):
     torch._dynamo.reset()
     kind, fields = type(recipe), {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
@@ -303,9 +329,14 @@ def test_trees_and_files(recipe):
 
 
 def test_registered_with_torch_whichever_is_imported_first():
-    import subprocess
-
     for order in ("import torch, breccia", "import breccia, torch"):
         code = f"{order}; r = breccia.MXFP8BlockScaling(); f = lambda x: breccia.dequantize(breccia.cast(x, r))\n"
         code += "x = torch.ones(2, 32); g = torch.compile(f, fullgraph=True, backend='eager'); assert (g(x) == x).all()"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_verb_may_be_compiled_before_one_was_called():
+    """What is known of torch when the first call is traced is made while it is traced."""
+    for verb in ("cast(x, 'mxfp8').data", "linear(x, breccia.cast(x, 'mxfp8'))"):
+        code = f"import breccia, torch; torch.compile(lambda x: breccia.{verb}, fullgraph=True, backend='eager')"
+        subprocess.run([sys.executable, "-c", f"{code}(torch.ones(4, 64))"], check=True, timeout=120)

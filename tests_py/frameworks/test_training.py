@@ -271,6 +271,7 @@ def example():
     return module
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "mxfp8", pytest.param("nvfp4", marks=pytest.mark.slow)])
 def test_digits_reach_the_loss_of_fp32(recipe, exact_losses):
     """Of images held out, in nats per pixel, mean over seeds. The differences of runs that share a seed spread by about

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "frameworks"))
 
+SOME = 5
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -45,10 +47,12 @@ def pytest_ignore_collect(collection_path: Any) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if not str(item.path).startswith(here):
-            continue
+    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    cases = Counter(item.nodeid.partition("[")[0] for item in here)
+    for item in here:
+        # Interpreted or compiled, some cases take seconds.
+        if cases[item.nodeid.partition("[")[0]] > SOME:
+            item.add_marker(pytest.mark.in_turn)
         interpreted = item.get_closest_marker("interpreted") is not None
         if item.get_closest_marker("offline") is not None:
             if INTERPRETED:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from breccia.kernels.triton import public, recipes
 from breccia.kernels.triton.products import dispatch, paths
+from breccia.kernels.triton.products.product import Fp8, Product
 
 pytestmark = pytest.mark.offline
 
@@ -93,16 +94,16 @@ class Reached(Exception):  # noqa: N818
     pass
 
 
-def on(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> list[paths.Product]:
+def on(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> list[Product]:
     """Products are looked at as on a GPU of that kind, and none is made."""
-    seen: list[paths.Product] = []
+    seen: list[Product] = []
 
-    def stop(p: paths.Product) -> Any:
+    def stop(p: Product) -> Any:
         seen.append(p)
         raise Reached
 
-    monkeypatch.setattr(paths.Product, "major", capability[0])
-    monkeypatch.setattr(paths.Product, "on_hopper", capability[0] == 9)
+    monkeypatch.setattr(Product, "major", capability[0])
+    monkeypatch.setattr(Product, "on_hopper", capability[0] == 9)
     monkeypatch.setattr(paths, "run", stop)
     return seen
 
@@ -183,8 +184,8 @@ def test_the_largest_products_of_fp8_are_cublas(monkeypatch: pytest.MonkeyPatch)
         (True, None, torch.float32, False),
         (False, None, torch.bfloat16, False),
     ):
-        monkeypatch.setattr(paths.Product, "major", 9 if hopper else 8)
-        path = paths.find(paths.Product(dtype, bias, paths.Fp8(x, x, one, one, False)))
+        monkeypatch.setattr(Product, "major", 9 if hopper else 8)
+        path = paths.find(Product(dtype, bias, Fp8(x, x, one, one, False)))
         assert (path.name == "torch._scaled_mm") == cublas
 
 

@@ -31,12 +31,13 @@ def no_plans() -> Iterator[None]:
 
 def made_in_full(call: Any) -> Any:
     """The result of a call with no plan, and none recorded."""
-    run = launches._run
+    run, again = launches._run, launches.grouped_again
     launches._run = lambda key, operands, function: function()
+    launches.grouped_again = lambda *operands: None
     try:
         return call()
     finally:
-        launches._run = run
+        launches._run, launches.grouped_again = run, again
 
 
 def randn(*shape: int, dtype: Any = BF16) -> torch.Tensor:
@@ -158,6 +159,40 @@ def test_grouped_products_have_plans(recipe: str, quantized: bool) -> None:
     repeated(lambda ends: breccia.grouped_matmul(given, stack, ends, BF16), offsets)
     if not quantized or recipe == "fp8-block":
         assert launches.refusals == {}
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("out", [BF16, None])
+def test_repeated_grouped_products_are_not_checked_anew(
+    quantized: bool, out: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, x = breccia.cast(randn(4, 256, 512), "fp8-block"), randn(300, 512)
+    offsets = torch.tensor([0, 3, 90, 90, 300], dtype=torch.int32, device="cuda")
+    more = {} if out is None else {"out_dtype": out}
+
+    def call(rows: Any, ends: Any = offsets) -> Any:
+        return breccia.grouped_matmul(breccia.cast(rows, "fp8-block") if quantized else rows, stack, ends, **more)
+
+    wanted = [made_in_full(lambda rows=rows: call(rows)) for rows in (x, 2 * x)]
+    for _ in range(3):
+        call(x)
+    seen: list[Any] = []
+    checked = launches.grouped_matmul
+    monkeypatch.setattr(launches, "grouped_matmul", lambda *given: seen.append(1) or checked(*given))
+    same(call(x), wanted[0])
+    same(call(2 * x), wanted[1])
+    assert not seen
+    call(x[:200], torch.clamp(offsets, max=200))  # another form
+    assert seen
+    with pytest.raises(TypeError, match="offsets must be on the device of w_stack"):
+        call(x, offsets.cpu())
+    with pytest.raises(ValueError, match=r"x must be \(T, 512\)"):
+        call(randn(300, 256))
+    with pytest.raises(TypeError, match="offsets must be a tensor of integers"):
+        call(x, offsets.float())
+    if not quantized:
+        needs = x.clone().requires_grad_()
+        assert breccia.grouped_matmul(needs, stack, offsets, **more).requires_grad
 
 
 def test_strides_offsets_and_alignment() -> None:

@@ -14,8 +14,18 @@ import pytest
 import torch
 from breccia.kernels import triton as kernels
 from breccia.kernels.triton import ops, recipes
-from breccia.kernels.triton.products import configs, dense_matmul, int8_gemm, pairs, paths, w4_gemv, weights_matmul
+from breccia.kernels.triton.products import (
+    configs,
+    dense_matmul,
+    int8_gemm,
+    pairs,
+    paths,
+    running,
+    w4_gemv,
+    weights_matmul,
+)
 from breccia.kernels.triton.products import dispatch as products
+from breccia.kernels.triton.products.product import Product
 
 BLOCK, TILE = breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)
 SHAPES = [(1, 8, 128), (7, 130, 256), (64, 200, 128), (129, 64, 384), (300, 520, 1024), (1000, 264, 640)]
@@ -426,9 +436,9 @@ def test_experts_of_fp8(each: int, weights: Any, out: torch.dtype) -> None:
         assert (y[ends[-1] :] == 0).all()
 
 
-def paths_seen(call: Any) -> paths.Product:
+def paths_seen(call: Any) -> Product:
     """The product that a call makes."""
-    seen: list[paths.Product] = []
+    seen: list[Product] = []
     find = paths.find
     with mock.patch.object(paths, "find", lambda p: seen.append(p) or find(p)):
         call()
@@ -441,7 +451,7 @@ def test_left_sides_decode_into_order(left: str, right: str) -> None:
     """The same bits as by a left side that is decoded before."""
     x, w = ops.cast(randn((100, 512)), QUANTIZED[left]), ops.cast(randn((192, 512), 1), QUANTIZED[right])
     product = paths_seen(lambda: kernels.linear(x, w, out_dtype=torch.bfloat16))
-    path = next((p for p in paths.PATHS if p.run is paths._run_decoded_in_order), None)
+    path = next((p for p in paths.PATHS if p.run is running.run_decoded_in_order), None)
     assert path is not None
     if not (torch.cuda.get_device_capability()[0] == 9 and path.takes(product)):
         pytest.skip("another path")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -13,10 +14,10 @@ import breccia
 import pytest
 import torch
 import triton
-from breccia.kernels.triton import recipes
-from breccia.kernels.triton.casts import amax_words, cast_search, cast_words
-from breccia.kernels.triton.conversions import dequant, dequant_words
-from breccia.kernels.triton.device.elements import ELEMENTS, form_of
+from breccia.kernels.triton import adamw, recipes
+from breccia.kernels.triton.casts import amax_words, cast_feedback, cast_search, cast_words
+from breccia.kernels.triton.conversions import dequant, dequant_words, transpose
+from breccia.kernels.triton.device.elements import ELEMENTS, Form, form_of
 from breccia.kernels.triton.device.words import decode_asm
 from breccia.kernels.triton.products import configs, gemm, hopper_dense, hopper_weights, int8_gemm, w4_gemv
 from triton.backends.compiler import GPUTarget
@@ -84,7 +85,7 @@ FP8_CASES = [
 
 def dense(
     element: str, tile: configs.Tile, scales: tuple[int, int], zeros: bool, fast: bool, epilogue: int, out: str,
-    bias: bool, tmp: Path, experts: int = 0,
+    bias: bool, tmp: Path, experts: int = 0, own_k: bool = False,
 ) -> dict[str, int]:  # fmt: skip
     store = not tile.swap and out == "bf16"
     bits = 16 if element == "bf16" else 8
@@ -123,6 +124,7 @@ def dense(
         "PAIRS": tile.pairs and not fast,
         "EXPERTS": experts,
         "EP": triton.next_power_of_2(experts + 1),
+        "OWN_K": own_k,
     }
     return usage(hopper_dense.dense_kernel, types, constants, tmp, maxnreg=tile.maxnreg)
 
@@ -145,6 +147,25 @@ def test_fp8_of_experts(each: int, weights: int, out: str, tmp_path: Path) -> No
     tile = configs.experts_tile(16 * each, 16, weights == 2)
     used = dense("fp8e4nv", tile, (3, weights), False, False, 0, out, False, tmp_path, experts=16)
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize("parts", [1, 16])
+@pytest.mark.parametrize("out", ["bf16", "fp32"])
+def test_gradients_of_experts(parts: int, out: str, tmp_path: Path) -> None:
+    tile = dataclasses.replace(configs.LARGE["block"], parts=parts)
+    used = dense("fp8e4nv", tile, (1, 1), False, False, 0, out, False, tmp_path, own_k=True)
+    assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
+
+
+@pytest.mark.parametrize("group", [128, 32])
+@pytest.mark.parametrize("count", [False, True])
+def test_transposes_of_codes(group: int, count: bool, tmp_path: Path) -> None:
+    types = {"code_ptr": "*u8", "scale_ptr": "*u8", "source_ptr": "*i32", "out_ptr": "*u8", "out_scale_ptr": "*u8"}
+    constants = {"ELEMENT": ELEMENTS["e4m3"], "G": group, "GATHER": not count, "SQUARES": not count, "COUNT": count,
+                 "HALVES": not count, "BM": transpose.SIDE, "BN": transpose.SIDE}  # fmt: skip
+    used = usage(transpose.transpose_kernel, types | {"count_ptr": "*i64"}, constants, tmp_path, num_warps=8)
+    assert used["local"] == 0, used
 
 
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
@@ -331,6 +352,20 @@ PORTABLE = {"e4m3": ("e4m3", "float", (1, 128)), "mxfp8": ("e4m3", "e8m0", (1, 3
             "int8": ("int8", "float", (1, 0))}  # fmt: skip
 
 
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize(
+    ("fmt", "multiply", "zero"), [("e2m1", True, None), ("e4m3", False, None), ("uint4", False, 0)]
+)
+def test_feedback(fmt: str, multiply: bool, zero: object, fed: bool, tmp_path: Path) -> None:
+    names = ("x", "fed", "share", "scale", "factor", "zero")
+    types = {f"{name}_ptr": "*fp32" for name in names} | {"code_ptr": "*u8", "order_ptr": "*i64"}
+    constants = {"FED": fed, "MULTIPLY": multiply, "FORM": Form(ELEMENTS[fmt], zero_point=zero is not None)}
+    constants |= {"R": cast_feedback.ROWS, "W": 128}
+    found = usage(cast_feedback.round_run_kernel, types, constants, tmp_path, num_warps=cast_feedback.WARPS)
+    assert found["stack"] == found["local"] == 0, found
+
+
 def compile_portable(capability: int) -> None:
     """Products, products of experts and dequantization, of FP8 by FP8 too."""
     for kind, (fmt, sfmt, block) in PORTABLE.items():
@@ -368,3 +403,19 @@ def test_integer_products_compile_for_other_gpus(capability: int) -> None:
         constants = {"X_ZERO": True, "W_ZERO": True, "BIAS": True, **tile}
         made = compiled_for(int8_gemm.int8_kernel, types, constants, capability)
         assert "mma.sync" in made.asm["ptx"] and ".s32.s8.s8.s32" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("element", "rule", "group"), [("e4m3", "divide", 128), ("int8", "divide", 128), ("e4m3", "rceil", 32)]
+)
+def test_a_step_of_adamw_stays_in_registers(element: str, rule: str, group: int, tmp_path: Path) -> None:
+    form = Form(ELEMENTS[element], "float" if rule == "divide" else "e8m0", rule, 1, group)
+    kernel = adamw.expanded_kernel if rule == "divide" else adamw.stochastic_kernel
+    scale = "*fp32" if rule == "divide" else "*u8"
+    types = {"w_ptr": "*fp32", "g_ptr": "*fp32", "code1_ptr": "*u8", "code2_ptr": "*u8"}
+    types |= {"scale1_ptr": scale, "scale2_ptr": scale, "exponent1_ptr": "*fp16", "exponent2_ptr": "*fp16"}
+    types |= dict.fromkeys(("beta1", "beta2", "rest1", "rest2", "keep", "rate", "correction", "eps"), "fp32")
+    constants = {"FORM": form, "G": adamw.NUMBERS // group}
+    used = usage(kernel, types, constants, tmp_path, num_warps=adamw.WARPS, enable_fp_fusion=False)
+    assert used["stack"] == used["local"] == 0, used
+    assert used["registers"] <= 128, used

@@ -83,8 +83,9 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def files_of(*packages: str) -> Iterator[None]:
-    """The folder on the path, and stand-ins for these packages."""
+    """The folder on the path, stand-ins for these packages, and no AITER: it asks for AMD's compiler when imported."""
     finder = StandIns(packages)
+    sys.modules["aiter"] = None  # type: ignore[assignment]
     sys.path[:0] = [FILES, f"{FILES}/needed"]
     sys.meta_path.append(finder)
     try:
@@ -93,4 +94,4 @@ def files_of(*packages: str) -> Iterator[None]:
             yield
     finally:
         sys.meta_path.remove(finder)
-        del sys.path[:2]
+        del sys.path[:2], sys.modules["aiter"]

@@ -64,12 +64,13 @@ BRECCIA_C_API breccia_status breccia_recipe_new(const char *name, const char *fi
 /** NULL is let through. */
 BRECCIA_C_API void breccia_recipe_free(breccia_recipe *recipe);
 
-/** Bytes of each part of a matrix or a batch; 0 for a part that the recipe has not. */
+/** Bytes of each part of a matrix or a batch; 0 for a part that the recipe has not, which is given as NULL even where
+ * an allocator returns a pointer for 0 bytes. */
 typedef struct breccia_part_bytes {
     size_t size;          /**< sizeof(breccia_part_bytes) */
     int64_t data;         /**< codes */
     int64_t scale;        /**< scales of blocks */
-    int64_t zero_point;   /**< zero points of blocks */
+    int64_t zero_point;   /**< zero points of blocks; of recipes with exponents these, 16-bit floats */
     int64_t global_scale; /**< one float */
 } breccia_part_bytes;
 /** Of a matrix (rows, columns) by that recipe, `batch` 0, or of a batch of so many. */
@@ -88,8 +89,9 @@ enum {
 /** A weight laid out for many products, made and given back by the functions below. */
 typedef struct breccia_weight breccia_weight;
 
-/** What is read: numbers, where `recipe` is NULL, rows * columns of type `dtype`. Otherwise codes, with the parts that
- * breccia_part_sizes names; parts that the recipe has not are NULL, and `dtype` is not looked at. */
+/** What is read: numbers, where `recipe` is NULL, rows * columns of type `dtype`, which have no part but `data`.
+ * Otherwise codes, with the parts that breccia_part_sizes names; `dtype` is not looked at. A part that there is none of
+ * must be NULL. */
 typedef struct breccia_matrix {
     size_t size;                    /**< sizeof(breccia_matrix) */
     const breccia_recipe *recipe;   /**< NULL: numbers */
@@ -103,11 +105,11 @@ typedef struct breccia_matrix {
     int32_t global_scales;          /**< not 0: each matrix of the batch has a global scale of its own */
     const void *data;               /**< numbers or codes */
     const void *scale;              /**< scales of blocks */
-    const void *zero_point;         /**< zero points of blocks */
+    const void *zero_point;         /**< zero points of blocks, or their exponents */
     const void *global_scale;       /**< float: one for all, or as global_scales says */
 } breccia_matrix;
 
-/** What is written: as a breccia_matrix, with memory for each part. */
+/** What is written: as a breccia_matrix, with memory for each part that there is. */
 typedef struct breccia_output {
     size_t size;                  /**< sizeof(breccia_output) */
     const breccia_recipe *recipe; /**< NULL: numbers */
@@ -118,7 +120,7 @@ typedef struct breccia_output {
     int32_t reserved;             /**< 0 */
     void *data;                   /**< numbers or codes */
     void *scale;                  /**< scales of blocks */
-    void *zero_point;             /**< zero points of blocks */
+    void *zero_point;             /**< zero points of blocks, or their exponents */
     void *global_scale;           /**< one float, for all matrices */
 } breccia_output;
 

@@ -8,6 +8,7 @@
 #include "breccia/version.hpp"
 // clang-format on
 
+#include "breccia/adamw.hpp"
 #include "breccia/catalogue.hpp"
 #include "breccia/codecs/registry.hpp"
 #include "breccia/compare.hpp"
@@ -19,4 +20,5 @@
 #include "breccia/print.hpp"
 #include "breccia/recipes.hpp"
 #include "breccia/scaled_tensor.hpp"
+#include "breccia/transpose.hpp"
 #include "breccia/word_layouts.hpp"

@@ -28,6 +28,7 @@ struct BRECCIA_API FieldSpec {
     Kind kind;                ///< what values it takes
     std::string_view text;    ///< the choices, separated by '|', the first the default; for `fixed`, who fixed it
     std::int64_t number = 0;  ///< default (integers, booleans), or the only value (`fixed`)
+    int first_words = 0;      ///< how many choices a message names apart from the others, or 0
 
     /// What it is where it is left out.
     [[nodiscard]] FieldValue default_value() const;

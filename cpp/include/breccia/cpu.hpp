@@ -27,7 +27,7 @@ BRECCIA_API CpuInfo cpu_info();
 /// Which kernel a kind of product takes in the backend in use.
 struct MatmulKernel {
     std::string recipe;       ///< of the weight: its name in the catalogue
-    std::string activations;  ///< "bfloat16", "float32" or "fp8"
+    std::string activations;  ///< "bfloat16", "float32", "fp8" or "int8"
     bool prepared;            ///< whether the weight is a PreparedWeight
     std::int64_t rows;        ///< of activations
     std::string kernel;       ///< "lanes"; docs/kernels.md says what each is

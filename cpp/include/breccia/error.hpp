@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exception that every function of the library may throw, and how its messages are spelled.
+// The exception that every function of the library may throw.
 #pragma once
 
 #include <stdexcept>
@@ -33,14 +33,6 @@ private:
 /// @{
 [[noreturn]] inline void throw_value(const std::string& message) { throw Error(Error::Kind::value, message); }
 [[noreturn]] inline void throw_type(const std::string& message) { throw Error(Error::Kind::type, message); }
-/// @}
-
-/// How messages write values: true or True, null or None. C++'s spelling at first; the Python module sets its own.
-enum class Spelling { cpp, python };
-/// For all messages that are made from now on, on every thread; and what is set.
-/// @{
-BRECCIA_API void set_spelling(Spelling spelling);
-BRECCIA_API Spelling spelling();
 /// @}
 
 }  // namespace breccia::inline v0_4

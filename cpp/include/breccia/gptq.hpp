@@ -5,6 +5,8 @@
 // ordered by activity and the scales chosen first.
 #pragma once
 
+#include <algorithm>
+
 #include "breccia/ops.hpp"
 
 namespace breccia::inline v0_4 {
@@ -15,6 +17,9 @@ struct GptqOptions {
     double damp = 0.02;     ///< what is added to the diagonal, in its mean; from 0 to 1
 };
 
+/// The damping to try where one below 1 leaves moments that are not positive definite.
+[[nodiscard]] constexpr double more_damping(double damp) { return damp < 0.1 ? std::max(10 * damp, 0.01) : 1.0; }
+
 /// What became of it.
 struct GptqReport {
     double damp = 0;           ///< the largest that a matrix took: more than asked for where that was not enough
@@ -23,10 +28,12 @@ struct GptqReport {
 };
 
 /// Quantizes w (…, N, K) for products x @ transpose of w, given moments (K, K) or (…, K, K): sums or means of
-/// transpose(x) @ x, symmetric, of which the lower half is read and the factor does not matter. Scales and zero points
-/// are those of cast(w, recipe, {importance = diagonal}), whose codes these are where the moments are diagonal. The
-/// bytes do not depend on the number of threads; as those of matmul they may depend on the backend. Throws Error as
-/// cast_into does, and where moments are not finite, not square, or negative on the diagonal.
+/// transpose(x) @ x, symmetric, of which the lower half is read and the factor does not matter. Where only those of
+/// runs of g neighbours are known they are (K / g, g, g) or (…, K / g, g, g), and count as zero elsewhere; that takes
+/// memory for 128 K or g K numbers, whichever is more, beside what a cast takes. Scales and zero points are those of
+/// cast(w, recipe, {importance = diagonal}), whose codes these are where the moments are diagonal. The bytes do not
+/// depend on the number of threads; as those of matmul they may depend on the backend. Throws Error as cast_into does,
+/// and where moments are not finite, not square, or negative on the diagonal.
 BRECCIA_API GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
                                  const GptqOptions& options = {});
 /// The same into memory of its own. `report`: where to, or null.

@@ -14,8 +14,8 @@ struct CastPlan {
     ElementType data_type;          ///< bytes
     Shape scale_shape;              ///< of the scales and of the zero points
     ElementType scale_type;         ///< numbers, or the bytes of codes
-    bool has_zero_point = false;    ///< whether the recipe has one
-    ElementType zero_point_type;    ///< signed or unsigned bytes
+    bool has_zero_point = false;    ///< whether the recipe has one, or exponents in its place
+    ElementType zero_point_type;    ///< signed or unsigned bytes; float16 of exponents
     Shape global_scale_shape;       ///< (), or one for each matrix of a batch; float32
     bool has_global_scale = false;  ///< whether the recipe has one
 };

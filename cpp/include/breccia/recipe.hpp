@@ -20,8 +20,40 @@ enum class ScaleRule : std::uint8_t {
     mx_even,        ///< amax rounded to the element's precision first: torchao EVEN
     nvfp4_te,       ///< E4M3 of amax * (2688 / global amax) / 6: TransformerEngine
     nvfp4_torchao,  ///< the same as a division, clamped to [2^-6, 448]: torchao
-    asymmetric      ///< s = (max - min) / levels with an integer zero point
+    asymmetric,     ///< s = (max - min) / levels with an integer zero point
+    expanded        ///< s = amax / max, codes = encode(sign(x) max (|x| / amax)^k), k of each block: COAT
 };
+/// The one with the largest number.
+inline constexpr ScaleRule last_scale_rule = ScaleRule::expanded;
+
+/// Whether scales, and zero points, follow from the least and the greatest value of a block, not from its amax.
+constexpr bool takes_range(ScaleRule rule) { return rule == ScaleRule::asymmetric; }
+
+/// What a rule makes.
+enum class RuleScales : std::uint8_t { numbers, powers_of_two, e4m3 };
+
+/// What there is to know of a rule beside its arithmetic.
+struct ScaleRuleTraits {
+    RuleScales scales;            ///< what it makes
+    bool floats = false;          ///< whether it is for floating-point codes alone
+    std::uint8_t least_code = 0;  ///< of E4M3: what smaller codes become
+};
+/// The row of a rule. A compiler refuses it where a rule has none.
+constexpr ScaleRuleTraits traits_of(ScaleRule rule) {
+    switch (rule) {
+        case ScaleRule::divide:
+        case ScaleRule::asymmetric:
+        case ScaleRule::expanded: return {RuleScales::numbers};
+        case ScaleRule::multiply: return {RuleScales::numbers, true};
+        case ScaleRule::mx_rceil:
+        case ScaleRule::mx_floor:
+        case ScaleRule::mx_ceil:
+        case ScaleRule::mx_even: return {RuleScales::powers_of_two, true};
+        case ScaleRule::nvfp4_te: return {RuleScales::e4m3, true};
+        case ScaleRule::nvfp4_torchao: return {RuleScales::e4m3, true, 8};  // 2^-6
+    }
+    return {};
+}
 
 /// Whether scales follow from the rule alone, or the best of some beside it is taken: least squared error.
 enum class ScaleSearch : std::uint8_t { amax, mse };
@@ -55,7 +87,11 @@ struct Recipe {
     int margin = 0;                          ///< the scale is multiplied by 2^margin (DelayedScaling)
 
     /// Whether tensors have a zero point for each scale.
-    [[nodiscard]] bool has_zero_point() const { return rule == ScaleRule::asymmetric; }
+    [[nodiscard]] bool has_zero_point() const { return takes_range(rule); }
+    /// Whether tensors have an exponent for each scale, which they keep in the place of zero points.
+    [[nodiscard]] bool is_expanded() const { return rule == ScaleRule::expanded; }
+    /// Whether tensors have one of the two.
+    [[nodiscard]] bool has_second_number() const { return has_zero_point() || is_expanded(); }
 
     /// Whether they ask for the same, whatever their names.
     friend bool operator==(const Recipe& a, const Recipe& b) {

@@ -12,7 +12,7 @@ namespace breccia::inline v0_4::recipes {
 
 /// The choices of a field, in the order of its row.
 /// @{
-enum class Fp8Format : std::uint8_t { e4m3, e5m2 };
+enum class Fp8Format : std::uint8_t { e4m3, e5m2, e4m3fnuz, e5m2fnuz, ieee_e4m3, e3m4, e4m3b11fnuz };
 enum class Fp6Format : std::uint8_t { e2m3, e3m2 };
 enum class Granularity : std::uint8_t { tensor, row };
 enum class Fp8Rule : std::uint8_t { torchao, transformer_engine };
@@ -60,11 +60,20 @@ struct BRECCIA_API block {
     operator Recipe() const;
     /// @}
 };
+/// FP8 whose groups are raised to a power, so that they fill the format's range: COAT, arXiv:2410.19313, section 4.
+struct BRECCIA_API expanded {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
+    Fp8Format fp8_format = Fp8Format::e4m3;
+    std::int64_t group_size = 128;
+    operator Recipe() const;
+    /// @}
+};
 /// OCP MX: FP8 with an E8M0 scale for 32 elements.
 struct BRECCIA_API mxfp8 {
     /// The fields of the row, and the Recipe that they stand for.
     /// @{
-    Fp8Format fp8_format = Fp8Format::e4m3;
+    Fp8Format fp8_format = Fp8Format::e4m3;  ///< or e5m2: the specification has no others
     MxRounding scale_rounding = MxRounding::rceil;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
@@ -120,6 +129,14 @@ struct BRECCIA_API int8 {
     Int8Scale scale_dtype = Int8Scale::fp32;
     bool symmetric = true;
     ScaleSearch scale_search = ScaleSearch::amax;
+    operator Recipe() const;
+    /// @}
+};
+/// 8-bit integers of groups that are raised to a power, as `expanded`.
+struct BRECCIA_API int8_expanded {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
+    std::int64_t group_size = 128;
     operator Recipe() const;
     /// @}
 };

@@ -11,14 +11,17 @@ struct InterleavedWeight;
 
 /// The optional parts of a ScaledTensor.
 struct Extras {
-    std::optional<Array> zero_point = {};    ///< shaped like the scale; value = (code - zero_point) * scale
+    std::optional<Array> zero_point = {};    ///< shaped like the scale; value = (code - zero_point) * scale. Of recipes
+                                             ///< with exponents these, float16: see ScaledTensor
     std::optional<Array> global_scale = {};  ///< float32; one number, or one per matrix of a batch; see two_level
     std::optional<Shape> shape = {};         ///< the logical shape, where packed data leaves it open
     DType original_dtype = DType::float32;   ///< of what was cast: what to dequantize to, by a user's choice
 };
 
 /// An immutable block-scaled tensor: value = (decode(data) - zero_point) * scale, where the global scale has multiplied
-/// the block's scale, or divided it where the recipe says so, in float32.
+/// the block's scale, or divided it where the recipe says so, in float32. Where the recipe is one with exponents k,
+/// value = sign(code) * amax * (|code| / max)^(1 / k), with amax = max * scale, max being the format's largest value; k
+/// = 1 stands for code * scale.
 ///
 /// The constructor checks every invariant once; nothing downstream checks again. Arrays may be owned or borrowed,
 /// of any strides; copies and transposed views share them.
@@ -49,13 +52,12 @@ public:
     /// The last two axes swapped; shares all memory.
     [[nodiscard]] ScaledTensor transposed() const;
 
-    /// What a PreparedWeight adds, else null.
-    [[nodiscard]] const InterleavedWeight* interleaved() const { return interleaved_.get(); }
-    /// Bytes of that; else 0.
+    /// Bytes of what a PreparedWeight adds to its tensor; of other tensors 0.
     [[nodiscard]] std::int64_t packed_nbytes() const;
 
 private:
     friend class PreparedWeight;
+    friend const InterleavedWeight* interleaved_of(const ScaledTensor& scaled);
     void check_data();
     void check_scale();
     void check_zero_point() const;

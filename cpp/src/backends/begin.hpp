@@ -3,7 +3,7 @@
 // Every include a backend needs, before its target region opens, and the spellings of inlining that kernels use.
 // Inlining is forced where a vector would be passed by value for a few instructions. What takes long to run is kept out
 // of line, once for all its callers: compilers would copy it into every kernel, which is what a build takes its time
-// for.
+// for. With a sanitizer's checks that time is thrice as long, and nothing is forced (BRECCIA_SANITIZED, of CMake).
 //
 // A target region: the functions between BEGIN and END may use the named instruction set extensions, whatever flags
 // the file is compiled with. Nothing may be included inside but kernels (.inl.hpp, vec.hpp): code of the standard
@@ -20,8 +20,13 @@
 #include "breccia/dtype.hpp"
 #include "contract/kernel_table.hpp"
 
+#if defined(BRECCIA_SANITIZED)
+#define BRECCIA_INLINE static inline
+#define BRECCIA_INLINE_MEMBER inline
+#else
 #define BRECCIA_INLINE [[gnu::always_inline]] static inline
 #define BRECCIA_INLINE_MEMBER [[gnu::always_inline]] inline
+#endif
 #define BRECCIA_INLINE_LAMBDA __attribute__((always_inline))
 #if defined(__clang__)
 #define BRECCIA_OUT_OF_LINE [[gnu::noinline]] static

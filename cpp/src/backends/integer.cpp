@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of 4-bit codes in place by an activation as integers, with instructions for them (BRECCIA_INTEGER_TARGET).
+// Rows of codes in place by an activation as integers, and codes by many activations that are INT8 codes, with
+// instructions for integers (BRECCIA_INTEGER_TARGET).
 #include "target.hpp"
 
 #ifndef BRECCIA_INTEGER_TABLE
@@ -13,6 +14,9 @@ namespace {
 // clang-format off: sorting would break the order
 #include "kernels/vocabulary.inl.hpp"
 #include BRECCIA_INTEGER_ROWS
+#include "kernels/digits_of_codes.inl.hpp"
+#include BRECCIA_INTEGER_PANELS
+#include "kernels/integer_panels.inl.hpp"
 #include "kernels/integer_rows.inl.hpp"
 // clang-format on
 }  // namespace

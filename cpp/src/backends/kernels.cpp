@@ -17,6 +17,7 @@ namespace {
 #include "kernels/vocabulary.inl.hpp"
 #include "kernels/quantize_kernels.inl.hpp"
 #include "kernels/dequantize_kernels.inl.hpp"
+#include "kernels/adamw_kernels.inl.hpp"
 #ifndef BRECCIA_UNIT_MATMUL
 #include "kernels/matmul_kernels.inl.hpp"
 #endif
@@ -32,6 +33,7 @@ constinit const MatmulKernels matmul_kernels = make_matmul_kernels({.codes_f32 =
 #elif !defined(BRECCIA_UNIT_MATMUL)
 constinit const MatmulKernels matmul_kernels = make_matmul_kernels();
 #endif
+constinit const AdamWKernels adamw_kernels = make_adamw_kernels();
 constinit const CompareKernels compare_kernels = compares::make_compare_kernels();
 }  // namespace
 
@@ -41,7 +43,8 @@ constinit const KernelTable kernels{.name = BRECCIA_CPU_NAME,
                                     .dequantize = dequantize_kernels,
                                     .matmul = matmul_kernels,
                                     .compare = compare_kernels,
-                                    .importance = importance_kernels};
+                                    .importance = importance_kernels,
+                                    .adamw = adamw_kernels};
 
 }  // namespace breccia::inline v0_4::BRECCIA_CPU
 BRECCIA_CPU_END

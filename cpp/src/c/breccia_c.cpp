@@ -135,11 +135,19 @@ Array borrow(const void* memory, ElementType type, const Shape& shape, const std
     return Array::borrow(const_cast<void*>(memory), type, shape);
 }
 
+// Of a part that there is none of, which a verb would neither read nor write.
+void check_null(const void* memory, const std::string& name, const std::string& owner) {
+    if (memory != nullptr) throw_value(name + " must be NULL for " + owner + ", which have no such part");
+}
+
 template <class Matrix>
 Array numbers(const Matrix& matrix, const std::string& name) {
     if (matrix.recipe != nullptr) throw_type(name + " must be of numbers, got a quantized matrix");
     if constexpr (std::is_same_v<Matrix, breccia_matrix>)
         if (matrix.prepared != nullptr) throw_type(name + " must be of numbers, got a prepared weight");
+    check_null(matrix.scale, name + ".scale", "numbers");
+    check_null(matrix.zero_point, name + ".zero_point", "numbers");
+    check_null(matrix.global_scale, name + ".global_scale", "numbers");
     if (matrix.dtype < 0 || matrix.dtype >= dtype_count)
         throw_type(name + ".dtype must be a BRECCIA_ type of numbers, got " + std::to_string(matrix.dtype));
     Array array = borrow(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix, name), name + ".data");
@@ -163,10 +171,16 @@ CastOutput parts(const Matrix& matrix, const CastPlan& plan, const std::string& 
     };
     CastOutput out{part(matrix.data, plan.data_type, plan.data_shape, "data"),
                    part(matrix.scale, plan.scale_type, plan.scale_shape, "scale"), std::nullopt, std::nullopt};
-    if (plan.has_zero_point)
-        out.zero_point = part(matrix.zero_point, plan.zero_point_type, plan.scale_shape, "zero_point");
-    if (plan.has_global_scale)
-        out.global_scale = part(matrix.global_scale, DType::float32, plan.global_scale_shape, "global_scale");
+    const auto part_if = [&](bool there_is, const void* memory, ElementType type, const Shape& shape,
+                             const char* field) -> std::optional<Array> {
+        if (there_is) return part(memory, type, shape, field);
+        check_null(memory, name + "." + field, "codes of " + std::string(matrix.recipe->recipe.name));
+        return {};
+    };
+    out.zero_point =
+        part_if(plan.has_zero_point, matrix.zero_point, plan.zero_point_type, plan.scale_shape, "zero_point");
+    out.global_scale =
+        part_if(plan.has_global_scale, matrix.global_scale, DType::float32, plan.global_scale_shape, "global_scale");
     return out;
 }
 
@@ -208,24 +222,41 @@ ScaledTensor scaled(const breccia_matrix& matrix, const std::string& name) {
             {.zero_point = std::move(in.zero_point), .global_scale = std::move(in.global_scale), .shape = shape}};
 }
 
-void check_same_shape(const breccia_matrix& in, const char* name, const breccia_output& out) {
-    const Shape given = in.prepared != nullptr ? in.prepared->prepared.shape() : shape_of(in, name);
-    if (given != shape_of(out, "out"))
-        throw_value("out must have the shape of " + std::string(name) + ", " + to_string(given) + ", got " +
-                    to_string(shape_of(out, "out")));
-}
-
-void check_not_transposed(const breccia_matrix& matrix, const char* name) {
-    if (matrix.transposed != 0)
-        throw_value(std::string(name) + ".transposed must be 0, got " + std::to_string(matrix.transposed));
-}
-
 // What is read, but for operands of breccia_matmul.
 breccia_matrix as_stored(const breccia_matrix* given, const char* name) {
     const breccia_matrix matrix = taken(given, name);
-    check_not_transposed(matrix, name);
+    if (matrix.transposed != 0)
+        throw_value(std::string(name) + ".transposed must be 0, got " + std::to_string(matrix.transposed));
     return matrix;
 }
+
+// What a verb reads and writes that keeps the shape. The verb looks at what it reads before it asks what to write.
+struct Conversion {
+    Conversion(const breccia_matrix* in, const char* name, const breccia_output* out)
+        : from(as_stored(in, name)), name_(name), to_(taken(out, "out")) {}
+    // What to write, of the shape that was read: numbers, or the parts of codes.
+    [[nodiscard]] Array numbers_of(const Shape& given) const {
+        check_shape(given);
+        return numbers(to_, "out");
+    }
+    [[nodiscard]] CastOutput codes_of(const Shape& given) const {
+        check_shape(given);
+        return parts(to_, plan_cast(given, recipe()), "out");
+    }
+    [[nodiscard]] const Recipe& recipe() const { return recipe_of(to_, "out"); }
+
+    breccia_matrix from;
+
+private:
+    void check_shape(const Shape& given) const {
+        const Shape made = shape_of(to_, "out");
+        if (given != made)
+            throw_value("out must have the shape of " + std::string(name_) + ", " + to_string(given) + ", got " +
+                        to_string(made));
+    }
+    const char* name_;
+    breccia_output to_;
+};
 
 // An operand of a product and what it borrows.
 class Side {
@@ -280,9 +311,9 @@ Precision precision_of(const breccia_product_options* given) {
 }  // namespace
 }  // namespace breccia::inline v0_4
 
-using breccia::guarded, breccia::not_null;
+using namespace breccia;  // of functions that have names of their own
 
-const char* breccia_last_message(void) { return breccia::last_message.c_str(); }
+const char* breccia_last_message(void) { return last_message.c_str(); }
 
 const char* breccia_version(void) { return breccia::version().data(); }
 
@@ -290,7 +321,7 @@ breccia_status breccia_recipe_new(const char* name, const char* fields, breccia_
     return guarded([&] {
         not_null(recipe, "recipe") = nullptr;
         not_null(name, "name");
-        const breccia::Recipe made = breccia::make_recipe(name, breccia::fields_of(fields == nullptr ? "" : fields));
+        const Recipe made = make_recipe(name, fields_of(fields == nullptr ? "" : fields));
         *recipe = new breccia_recipe{made};
     });
 }
@@ -300,98 +331,89 @@ void breccia_recipe_free(breccia_recipe* recipe) { delete recipe; }
 breccia_status breccia_part_sizes(const breccia_recipe* recipe, int64_t batch, int64_t rows, int64_t columns,
                                   breccia_part_bytes* sizes) {
     return guarded([&] {
-        breccia_part_bytes out = breccia::taken(sizes, "sizes");
-        const breccia::CastPlan plan =
-            breccia::plan_cast(breccia::shape_of(batch, rows, columns, ""), not_null(recipe, "recipe").recipe);
-        const auto bytes = [](const breccia::Shape& shape, breccia::ElementType type) {
-            return breccia::element_count(shape, type.size()) * static_cast<std::int64_t>(type.size());
+        breccia_part_bytes out = taken(sizes, "sizes");
+        const CastPlan plan = plan_cast(shape_of(batch, rows, columns, ""), not_null(recipe, "recipe").recipe);
+        const auto bytes = [](const Shape& shape, ElementType type) {
+            return element_count(shape, type.size()) * static_cast<std::int64_t>(type.size());
         };
         out.data = bytes(plan.data_shape, plan.data_type);
         out.scale = bytes(plan.scale_shape, plan.scale_type);
         out.zero_point = plan.has_zero_point ? bytes(plan.scale_shape, plan.zero_point_type) : 0;
-        out.global_scale = plan.has_global_scale ? bytes(plan.global_scale_shape, breccia::DType::float32) : 0;
+        out.global_scale = plan.has_global_scale ? bytes(plan.global_scale_shape, DType::float32) : 0;
         std::memcpy(sizes, &out, std::min(out.size, sizeof out));
     });
 }
 
 breccia_status breccia_cast(const breccia_matrix* x, const breccia_output* out, const breccia_cast_options* options) {
     return guarded([&] {
-        const breccia_matrix from = breccia::as_stored(x, "x");
-        const breccia_output to = breccia::taken(out, "out");
-        const breccia::Array numbers = breccia::numbers(from, "x");
-        breccia::check_same_shape(from, "x", to);
-        const breccia::Recipe& recipe = breccia::recipe_of(to, "out");
-        breccia::cast_into(numbers, recipe, breccia::parts(to, breccia::plan_cast(numbers.shape, recipe), "out"),
-                           breccia::cast_options(options));
+        const Conversion c(x, "x", out);
+        const Array given = numbers(c.from, "x");
+        const CastOutput codes = c.codes_of(given.shape);
+        cast_into(given, c.recipe(), codes, cast_options(options));
     });
 }
 
 breccia_status breccia_dequantize(const breccia_matrix* scaled, const breccia_output* out) {
     return guarded([&] {
-        const breccia_matrix from = breccia::as_stored(scaled, "scaled");
-        const breccia_output to = breccia::taken(out, "out");
-        breccia::check_same_shape(from, "scaled", to);
-        breccia::dequantize_into(breccia::scaled(from, "scaled"), breccia::numbers(to, "out"));
+        const Conversion c(scaled, "scaled", out);
+        const ScaledTensor tensor = breccia::scaled(c.from, "scaled");
+        dequantize_into(tensor, c.numbers_of(tensor.shape()));
     });
 }
 
 breccia_status breccia_requantize(const breccia_matrix* scaled, const breccia_output* out) {
     return guarded([&] {
-        const breccia_matrix from = breccia::as_stored(scaled, "scaled");
-        const breccia_output to = breccia::taken(out, "out");
-        breccia::check_same_shape(from, "scaled", to);
-        const breccia::ScaledTensor tensor = breccia::scaled(from, "scaled");
-        const breccia::Recipe& recipe = breccia::recipe_of(to, "out");
-        breccia::requantize_into(tensor, recipe, breccia::parts(to, breccia::plan_cast(tensor.shape(), recipe), "out"));
+        const Conversion c(scaled, "scaled", out);
+        const ScaledTensor tensor = breccia::scaled(c.from, "scaled");
+        const CastOutput codes = c.codes_of(tensor.shape());
+        requantize_into(tensor, c.recipe(), codes);
     });
 }
 
 breccia_status breccia_matmul(const breccia_matrix* a, const breccia_matrix* b, const breccia_output* out,
                               const breccia_product_options* options) {
     return guarded([&] {
-        const breccia_matrix left = breccia::taken(a, "a"), right = breccia::taken(b, "b");
-        const breccia_output to = breccia::taken(out, "out");
-        const breccia::Side one(left, "a", left.transposed != 0), other(right, "b", right.transposed != 0);
-        breccia::matmul_into(one.operand(), other.operand(), breccia::numbers(to, "out"),
-                             breccia::precision_of(options));
+        const breccia_matrix left = taken(a, "a"), right = taken(b, "b");
+        const breccia_output to = taken(out, "out");
+        const Side one(left, "a", left.transposed != 0), other(right, "b", right.transposed != 0);
+        matmul_into(one.operand(), other.operand(), numbers(to, "out"), precision_of(options));
     });
 }
 
 breccia_status breccia_linear(const breccia_matrix* x, const breccia_matrix* w, const breccia_matrix* bias,
                               const breccia_output* out, const breccia_product_options* options) {
     return guarded([&] {
-        const breccia_matrix left = breccia::as_stored(x, "x"), right = breccia::as_stored(w, "w");
-        const breccia_output to = breccia::taken(out, "out");
-        const breccia::Side activations(left, "x", false), weight(right, "w", false);
-        std::optional<breccia::Array> row;
-        if (bias != nullptr) row = breccia::row_of(bias, "bias");
-        breccia::linear_into(activations.operand(), weight.operand(), row ? &*row : nullptr,
-                             breccia::numbers(to, "out"), breccia::precision_of(options));
+        const breccia_matrix left = as_stored(x, "x"), right = as_stored(w, "w");
+        const breccia_output to = taken(out, "out");
+        const Side activations(left, "x", false), weight(right, "w", false);
+        std::optional<Array> row;
+        if (bias != nullptr) row = row_of(bias, "bias");
+        linear_into(activations.operand(), weight.operand(), row ? &*row : nullptr, numbers(to, "out"),
+                    precision_of(options));
     });
 }
 
 breccia_status breccia_grouped_matmul(const breccia_matrix* x, const breccia_matrix* w, const int64_t* offsets,
                                       const breccia_output* out, const breccia_product_options* options) {
     return guarded([&] {
-        const breccia_matrix left = breccia::as_stored(x, "x"), right = breccia::as_stored(w, "w");
+        const breccia_matrix left = as_stored(x, "x"), right = as_stored(w, "w");
         not_null(offsets, "offsets");
-        const breccia_output to = breccia::taken(out, "out");
-        const breccia::Side activations(left, "x", false);
-        const breccia::ScaledTensor stack = breccia::scaled(right, "w");
+        const breccia_output to = taken(out, "out");
+        const Side activations(left, "x", false);
+        const ScaledTensor stack = scaled(right, "w");
         if (stack.shape().size() != 3)
-            breccia::throw_value("w must be a batch of matrices, one to each expert, got shape " +
-                                 breccia::to_string(stack.shape()));
-        breccia::grouped_matmul_into(activations.operand(), stack,
-                                     {offsets, static_cast<std::size_t>(stack.shape().front()) + 1},
-                                     breccia::numbers(to, "out"), breccia::precision_of(options));
+            throw_value("w must be a batch of matrices, one to each expert, got shape " + to_string(stack.shape()));
+        grouped_matmul_into(activations.operand(), stack,
+                            {offsets, static_cast<std::size_t>(stack.shape().front()) + 1}, numbers(to, "out"),
+                            precision_of(options));
     });
 }
 
 breccia_status breccia_prepare(const breccia_matrix* w, breccia_weight** prepared) {
     return guarded([&] {
         not_null(prepared, "prepared") = nullptr;
-        const breccia_matrix weight = breccia::as_stored(w, "w");
-        *prepared = new breccia_weight{breccia::PreparedWeight(breccia::scaled(weight, "w"))};
+        const breccia_matrix weight = as_stored(w, "w");
+        *prepared = new breccia_weight{PreparedWeight(scaled(weight, "w"))};
     });
 }
 
@@ -402,11 +424,11 @@ breccia_status breccia_shutdown(void) {
 }
 
 breccia_status breccia_set_threads(int32_t count) {
-    return guarded([&] { breccia::set_num_threads(count); });
+    return guarded([&] { set_num_threads(count); });
 }
 
 int32_t breccia_threads(void) {
     int32_t count = 0;
-    guarded([&] { count = breccia::num_threads(); });
+    guarded([&] { count = num_threads(); });
     return count;
 }

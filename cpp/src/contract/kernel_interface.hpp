@@ -52,6 +52,10 @@ struct IntegerKernels {
     std::array<bool (*)(const PackDigits&), Codecs::size> pack_digits{};
     std::array<void (*)(const IntegerGemv&), Codecs::size> gemv{};
     std::array<void (*)(const IntegerLanes&), Codecs::size> lanes{};
+    /// Of activations that are INT8 codes: as one digit to gemv; and by panels.
+    std::array<bool (*)(const DigitsOfCodes&), Codecs::size> digits_of_codes{};
+    std::array<IntegerPanelKernel, Codecs::size> panels{};
+    PanelHeights heights{};
 };
 
 struct MatmulKernels {

@@ -9,6 +9,7 @@
 #include <array>
 
 #include "breccia/recipe.hpp"
+#include "contract/adamw_kernels.hpp"
 #include "contract/compare_kernels.hpp"
 #include "contract/importance_kernels.hpp"
 #include "contract/kernel_interface.hpp"
@@ -60,13 +61,15 @@ inline void allow_fast_division(BlockScale& s, std::uint32_t amax_bits) {
 
 /// All of a recipe that a block's scale depends on, and the tensor-wide numbers of two-level recipes.
 struct ScaleParams {
-    ScaleRule rule = ScaleRule::divide;
+    ScaleRule rule{};
     ScaleType type = ScaleType::float32;
     ScaleSearch search = ScaleSearch::amax;
     float margin_factor = 1;  // 2^margin
     bool two_level = false;
     float global_scale = 1;   // what is stored: global amax / (448 * 6)
     float global_encode = 1;  // TransformerEngine's (448 * 6) / global amax
+
+    [[nodiscard]] constexpr bool needs_range() const { return takes_range(rule); }
 };
 
 /// Quantize `blocks` consecutive blocks of one row, in one pass per block.
@@ -92,6 +95,19 @@ struct DequantizeRow {
     void* out = nullptr;  ///< `count` elements of the kernel's type, aligned to it
 };
 
+/// The range of a format's values above zero.
+struct FormatRange {
+    float max = 0, smallest = 0;
+};
+
+/// A run of a row of codes as numbers, which become the values that they stand for in groups with exponents.
+struct ContractRow {
+    float* values = nullptr;
+    std::int64_t begin = 0, count = 0, group = 0;         ///< elements [begin, begin + count) of the row
+    const float *scales = nullptr, *exponents = nullptr;  ///< from the group that holds element `begin` on
+    float max = 0;                                        ///< of the format
+};
+
 /// All but the first are null for a format that is no target of quantization.
 struct FormatKernels {
     void (*encode_unscaled)(const float* x, std::int64_t n, std::uint8_t* codes) = nullptr;
@@ -103,7 +119,7 @@ struct FormatKernels {
     void (*encode_stochastic)(const float* x, std::int64_t n, const BlockScale&, RandomKey, std::uint32_t first,
                               std::uint8_t* codes, std::int64_t offset, bool packed) = nullptr;
     float (*squared_error)(const float* x, std::int64_t n, const BlockScale&) = nullptr;  ///< of quantizing x so
-    /// Whether x, which is finite, is what its codes stand for; the sign of a zero counts where the format has it.
+    /// Whether x, which is finite, is what its codes stand for. Of formats with one zero its sign does not count.
     bool (*keeps)(const float* x, std::int64_t n, const BlockScale&) = nullptr;
     void (*quantize_row)(const QuantizeRow&) = nullptr;
 };
@@ -118,6 +134,10 @@ struct QuantizeKernels {
     /// Bits of the largest magnitude of each of `blocks` blocks, a multiple of 16 long, NaNs and infinities included.
     /// Returns the largest.
     std::int32_t (*block_amax)(const float* x, std::int64_t blocks, std::int64_t block, std::int32_t* amax_bits);
+    /// A group of n values x as multiples of its scale, sign(x) max (|x| / amax)^k, of any address; k as float16.
+    /// Returns the bits of amax; 0 where the group has no exponent other than 1, and nothing is written.
+    std::uint32_t (*expand)(const float* x, std::int64_t n, const FormatRange& range, float* scaled,
+                            std::uint16_t* exponent);
     std::array<FormatKernels, Codecs::size> formats;
 };
 
@@ -126,6 +146,7 @@ using DequantizeKernel = void (*)(const DequantizeRow&);
 struct DequantizeKernels {
     std::array<void (*)(const void* x, std::int64_t n, float* out), dtype_count> load;
     std::array<void (*)(const float* x, std::int64_t n, void* out), dtype_count> store;
+    void (*contract)(const ContractRow&);
     std::array<std::array<DequantizeKernel, dtype_count>, Codecs::size> rows;  ///< by type of output; float64 has none
 
     void row(Format format, const DequantizeRow& row, DType out = DType::float32) const {
@@ -141,6 +162,7 @@ struct KernelTable {
     const MatmulKernels& matmul;
     const CompareKernels& compare;
     const ImportanceKernels& importance;
+    const AdamWKernels& adamw;
 
     [[nodiscard]] const FormatKernels& operator[](Format f) const {
         return quantize.formats[static_cast<std::size_t>(f)];

@@ -15,33 +15,37 @@ struct UnitNumbers {
     const void* table = nullptr;  ///< the backend's own
 };
 
-template <class C>
-struct CodeUnit {
-    static constexpr bool packed = C::bits == 4;
+/// What units have whose numbers tell a NaN, or whose codes have none.
+struct PlainUnit {
     static constexpr bool shifted = false;  ///< whether there may be an offset, or zero points
+    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
+};
+
+template <class C>
+struct CodeUnit : PlainUnit {
+    BRECCIA_INLINE_MEMBER explicit CodeUnit(const UnitNumbers& /*unused*/) {}
+    static constexpr bool packed = C::bits == 4;
     static constexpr std::int64_t elements = 16, bytes = packed ? 8 : 16;
     static constexpr int parts = 1;
     /// Where among a unit's lanes element k comes out.
     static constexpr std::int64_t place(std::int64_t k) { return k; }
 
-    BRECCIA_INLINE_MEMBER explicit CodeUnit(const UnitNumbers& /*unused*/) {}
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) {
         if constexpr (packed)
             out[0] = f_decode<C>(i_load_nibbles(p));
         else
             out[0] = f_decode<C>(i_load_bytes(p));
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() { return false; }
 };
 
 /// 64 codes, whose numbers come out in order.
 template <class C>
-struct OrderedUnit {
-    static constexpr bool packed = C::bits == 4, shifted = false;
+struct OrderedUnit : PlainUnit {
+    BRECCIA_INLINE_MEMBER explicit OrderedUnit(const UnitNumbers& /*unused*/) {}
+    static constexpr bool packed = C::bits == 4;
     static constexpr bool scaled = false;  ///< whether there may be a factor
     static constexpr std::int64_t bytes = packed ? 32 : 64;
 
-    BRECCIA_INLINE_MEMBER explicit OrderedUnit(const UnitNumbers& /*unused*/) {}
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) {
         for (int part = 0; part < 4; ++part)
             if constexpr (packed)
@@ -49,10 +53,9 @@ struct OrderedUnit {
             else
                 out[part] = f_decode<C>(i_load_bytes(p + 16 * part));
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() { return false; }
 };
 
-/// Either, to be told zero points.
+/// One of these units for codes with zero points, which it is given.
 template <class Unit>
 struct ShiftedUnit : Unit {
     static constexpr bool shifted = true;

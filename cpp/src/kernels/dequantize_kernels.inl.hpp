@@ -10,6 +10,7 @@
 static consteval DequantizeKernels make_dequantize_kernels() {
     return {.load = {load_run<float>, load_run<double>, load_run<Float16>, load_run<BFloat16>},
             .store = {store_run<float>, store_run<double>, store_run<Float16>, store_run<BFloat16>},
+            .contract = contract_row,
             .rows = Codecs::map([]<Codec C>() {
                 return std::array{dequantize_row<C, float>, DequantizeKernel{nullptr}, dequantize_row<C, Float16>,
                                   dequantize_row<C, BFloat16>};

@@ -26,7 +26,8 @@ BRECCIA_INLINE F error_sum(const float* turned, std::int64_t block, const Scale&
     return sum_of_halves(sums_f32x16);
 }
 
-// The errors of a scale and of minus that: quotients differ in sign only, codes where they are cut off.
+// The errors of a scale and of its negative. The quotients differ in sign alone, and the codes only where a quotient is
+// cut off at one of the ends.
 template <class C, class Scale>
 BRECCIA_INLINE void mirrored_error_sums(const float* turned, std::int64_t block, const Scale& scale, F decoded,
                                         F (&errors)[2]) {

@@ -104,7 +104,8 @@ static IntegerSums integer_sums(const float* x, const float* weights, std::int64
 
 static void coded_scales(const ScaleParams& p, CodedScales& scales) {
     const bool powers = p.type == ScaleType::e8m0;
-    scales.lowest = powers ? 1 : (p.rule == ScaleRule::nvfp4_torchao ? 8 : 1);
+    const std::int32_t least = traits_of(p.rule).least_code;
+    scales.lowest = powers || least == 0 ? 1 : least;  // 0 is left to blocks of zeros
     scales.highest = powers ? 254 : std::int32_t{Float8E4M3FN::max_code};
     scales.from_zero = !powers && scales.lowest == 1;
     for (int code = scales.lowest; code <= scales.highest; ++code) {

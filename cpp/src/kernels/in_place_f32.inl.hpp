@@ -122,8 +122,8 @@ struct RowProduct {
     }
 };
 
-/// The last rows with some before them again, where these are not enough; rows that are fewer one by one, as if they
-/// were several.
+/// Several rows at a time. The last of them begin so early that there are as many: some are computed twice. Where all
+/// rows are fewer than that, each is read as often as there should be rows, and one result is kept.
 template <class Unit, int Vectors>
 static void rows_by_vectors(const InPlaceF32& g, const UnitNumbers& numbers, std::int64_t per_unit) {
     constexpr int rows = rows_at_once<Vectors>;

@@ -44,7 +44,7 @@ BRECCIA_INLINE std::int32_t i_shl(std::int32_t x) {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(x) << Count);
 }
 
-// Codes of E4M3 numbers that are not negative, and the numbers again.
+// The codes of E4M3 for numbers that are not negative, and the numbers of codes.
 BRECCIA_INLINE std::int32_t e4m3_code(float x) { return Float8E4M3FN::encode(x); }
 BRECCIA_INLINE I e4m3_code(F x) { return i_and(encode<Float8E4M3FN, false>(x, x, 0.0F), i_set(127)); }
 BRECCIA_INLINE float e4m3_value(std::int32_t code) { return Float8E4M3FN::decode(static_cast<std::uint8_t>(code)); }

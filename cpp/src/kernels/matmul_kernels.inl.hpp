@@ -3,7 +3,7 @@
 // What multiplies, in float32 for every backend. Included as quantize_kernels.inl.hpp is.
 #include "kernels/gemm.inl.hpp"
 
-// With the backend's others.
+// `kernels`: those that the backend has of its own.
 static consteval MatmulKernels make_matmul_kernels(MatmulKernels kernels = {}) {
     kernels.pack = pack_f32;
     kernels.gemm = gemm_f32;

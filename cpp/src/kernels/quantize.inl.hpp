@@ -86,7 +86,7 @@ static inline BlockScale search_scale(const float* x, std::int64_t n, const Bloc
 template <class C>
 static inline void quantize_block(const QuantizeRow& row, std::int64_t i) {
     const float* x = row.x + i * row.block;
-    const BlockStats stats = block_stats(x, row.block, row.params.rule == ScaleRule::asymmetric);
+    const BlockStats stats = block_stats(x, row.block, row.params.needs_range());
     const BlockScale s = search_scale<C>(x, row.block, stats, row.params);
     write_scale(row.scales, i, s.stored, row.params.type);
     if (row.zero_points != nullptr) row.zero_points[i] = static_cast<std::uint8_t>(static_cast<int>(s.zero_point));

@@ -3,23 +3,6 @@
 // Up to sixteen blocks at a time: their amaxes, scales (group_scales.inl.hpp) and codes. Bytes equal those of one block
 // at a time; groups with anything unusual in them (specials, zeros, extreme magnitudes) are left to that.
 
-// Rules whose scales are chosen sixteen at a time.
-constexpr bool has_groups(ScaleRule rule) {
-    switch (rule) {
-        case ScaleRule::divide:
-        case ScaleRule::mx_rceil:
-        case ScaleRule::mx_floor:
-        case ScaleRule::mx_ceil:
-        case ScaleRule::mx_even:
-        case ScaleRule::nvfp4_te:
-        case ScaleRule::nvfp4_torchao: return true;
-        case ScaleRule::multiply:    // of tensors or rows: its blocks are long
-        case ScaleRule::asymmetric:  // takes the range, not the amax
-            break;
-    }
-    return false;
-}
-
 static inline bool can_group(const QuantizeRow& row) {
     constexpr std::int64_t longest = 256;  // the transposed group stays in the first-level cache
     return has_groups(row.params.rule) && row.block % lanes == 0 && row.block <= longest;
@@ -120,27 +103,6 @@ static void encode_group(const float* x, std::int64_t block, std::int64_t count,
         scales.set(s, b);
         encode_run<C>(x, block, s, codes, 0, C::bits == 4);
     }
-}
-
-// Whether x / scale may round beyond the format's largest value. It cannot where the scale is amax over that value,
-// rounded to no fewer bits than decide it, or rounded up. An NVFP4 scale that is a normal number of E4M3 is within 1/16
-// of that, where 7/6 would matter; the largest may stand for what is larger, where the amax came from outside and was
-// too small. Unsigned codes cut off negative values.
-BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p, const ScaleFormat& format) {
-    if (p.search != ScaleSearch::amax || format.lowest >= 0) return true;
-    switch (p.rule) {
-        case ScaleRule::nvfp4_te:
-        case ScaleRule::nvfp4_torchao:
-            return !i_none(m_or(i_less(stored, i_set(8)), i_less(i_set(Float8E4M3FN::max_code - 1), stored)));
-        case ScaleRule::mx_rceil: return false;
-        case ScaleRule::divide: return p.margin_factor < 1.0F;
-        case ScaleRule::mx_floor:
-        case ScaleRule::mx_ceil:
-        case ScaleRule::mx_even:
-        case ScaleRule::multiply:
-        case ScaleRule::asymmetric: break;
-    }
-    return true;
 }
 
 // Bits of the largest magnitude in each lane of a block.

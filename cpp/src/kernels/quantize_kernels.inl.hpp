@@ -10,6 +10,7 @@
 #include "kernels/quantize.inl.hpp"
 #include "kernels/group_scales.inl.hpp"
 #include "kernels/quantize_group.inl.hpp"
+#include "kernels/expansion.inl.hpp"
 // clang-format on
 
 template <class C>
@@ -31,5 +32,6 @@ static consteval QuantizeKernels make_quantize_kernels() {
     return {.stats = block_stats,
             .fold_amax = fold_amax,
             .block_amax = block_amax,
+            .expand = expand_group,
             .formats = Codecs::map([]<Codec C>() { return format_kernels<C>(); })};
 }

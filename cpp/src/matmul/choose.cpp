@@ -18,7 +18,19 @@ constexpr Rule of_portable[] = {
 };
 
 constexpr Rule of_avx2[] = {
+    {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 4}},
     {.path = &paths::in_place_integer, .rows = {1, 1}},
+    {.path = &paths::panels_integer},
+    {.path = &paths::in_place_f32, .rows = {1, 8}},
+    {.path = &paths::rows_f32, .rows = {1, 3}},
+    {.path = &paths::panels_f32},
+};
+
+// Its panels of integers meet more activations at a time.
+constexpr Rule of_avx512[] = {
+    {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 2}},
+    {.path = &paths::in_place_integer, .rows = {1, 1}},
+    {.path = &paths::panels_integer},
     {.path = &paths::in_place_f32, .rows = {1, 8}},
     {.path = &paths::rows_f32, .rows = {1, 3}},
     {.path = &paths::panels_f32},
@@ -26,14 +38,18 @@ constexpr Rule of_avx2[] = {
 
 // Measured under qemu alone.
 constexpr Rule of_neon[] = {
+    {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 2}},
     {.path = &paths::in_place_integer, .rows = {1, 1}},
+    {.path = &paths::panels_integer},
     {.path = &paths::in_place_f32, .rows = {1, 4}},
     {.path = &paths::rows_f32, .rows = {1, 3}},
     {.path = &paths::panels_f32},
 };
 
 constexpr Rule of_avx512_bf16[] = {
+    {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 4}},
     {.path = &paths::in_place_integer, .activations = Activations::several_terms, .rows = {1, 2}},
+    {.path = &paths::panels_integer},
     {.path = &paths::lanes, .weights = Weights::prepared_packed, .vectors = {1, 24}},
     {.path = &paths::lanes, .weights = Weights::prepared, .activations = Activations::codes, .vectors = {1, 24}},
     {.path = &paths::lanes, .weights = Weights::prepared, .vectors = {2, 24}},
@@ -51,6 +67,7 @@ constexpr Rule of_avx512_bf16[] = {
 
 // vdpbf16ps issues every other cycle there, vpdpbusd twice in each.
 constexpr Rule of_amx[] = {
+    {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 4}},
     {.path = &paths::in_place_integer, .rows = {1, 2}},
     {.path = &paths::tiles, .activations = Activations::numbers_in_terms, .vectors = {3, 32}},
     {.path = &paths::tiles, .vectors = {3, 16}},
@@ -65,7 +82,7 @@ constexpr Rule of_amx[] = {
 };
 
 constexpr RuleTable tables[] = {
-    {"portable", of_portable},       {"avx2", of_avx2}, {"avx512", of_avx2},
+    {"portable", of_portable},       {"avx2", of_avx2}, {"avx512", of_avx512},
     {"avx512_bf16", of_avx512_bf16}, {"amx", of_amx},   {"neon", of_neon},
 };
 
@@ -147,7 +164,7 @@ std::string count_of(const Rule& rule) {
 
 std::span<const RuleTable> rule_tables() { return tables; }
 
-const Rule& choose(const Product& product, const Rows& w, const Rule* refused) {
+const Rule& choose(const Product& product, const Rule* refused) {
     const std::span<const Rule> rules = std::ranges::find(tables, product.table.name, &RuleTable::backend)->rules;
     const Rule* rule = refused == nullptr ? rules.data() : refused;
     const Path* looked_at = refused == nullptr ? nullptr : refused->path;
@@ -156,9 +173,9 @@ const Rule& choose(const Product& product, const Rows& w, const Rule* refused) {
         if (!rule->rows.holds(product.total_rows())) continue;
         if (rule->path != looked_at) {
             looked_at = rule->path;
-            entry = rule->path->suits(product, w);
+            entry = rule->path->suits(product);
         }
-        if (entry && rule->vectors.holds(product.total_rows() * entry->terms) && holds(rule->weights, w) &&
+        if (entry && rule->vectors.holds(product.total_rows() * entry->terms) && holds(rule->weights, product.w) &&
             holds(rule->activations, *entry, product))
             return *rule;
     }

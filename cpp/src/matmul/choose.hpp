@@ -64,6 +64,6 @@ std::span<const RuleTable> rule_tables();
 
 /// The first rule that holds for a product, or the first after the rules of the path that refused. Reads no value.
 /// There always is one: the last path takes anything, and refuses nothing.
-const Rule& choose(const Product& product, const Rows& w, const Rule* refused = nullptr);
+const Rule& choose(const Product& product, const Rule* refused = nullptr);
 
 }  // namespace breccia::inline v0_4

@@ -147,7 +147,8 @@ void interleave_zero_points(const KernelTable& table, const ScaledMatrix& w, con
 
 std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, const ScaledTensor& w) {
     const BF16Kernels* bf16 = table.matmul.bf16;
-    if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.recipe().element)] == nullptr || w.shape().size() < 2)
+    if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.recipe().element)] == nullptr ||
+        w.shape().size() < 2 || w.recipe().is_expanded())
         return nullptr;
     const Shape batch = batch_shape(w.shape());
     const std::int64_t members = element_count(batch);

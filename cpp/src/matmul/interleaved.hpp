@@ -3,8 +3,8 @@
 // Weights as a LaneProduct reads them: groups of 16 rows side by side, a doubleword of each in turn.
 #pragma once
 
-#include "matmul/operand_rows.hpp"
 #include "tensor/interleaved_weight.hpp"
+#include "tensor/matrix_view.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The verbs of two operands: matmul, and linear, which multiplies by the transpose of a stored weight and adds a bias.
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
 #include "matmul/choose.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
+#include "runtime/workspace.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/number.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -16,9 +21,9 @@ namespace {
 thread_local std::string_view path_taken;
 
 // By the path that is chosen, and where it refuses by the next.
-void multiply(const Product& product, const Rows& w) {
-    const Rule* rule = &choose(product, w);
-    while (rule->path->multiply(product, w, limits_of(*rule)) != Refusal::none) rule = &choose(product, w, rule);
+void multiply(const Product& product) {
+    const Rule* rule = &choose(product);
+    while (rule->path->multiply(product, limits_of(*rule)) != Refusal::none) rule = &choose(product, rule);
     path_taken = rule->path->name;
 }
 
@@ -31,8 +36,8 @@ struct Factors {
     Precision precision = Precision::exact;
 };
 
-// Calls multiply(product, weight) for the products that there are: one for each matrix of a batch of weights, whose
-// order is left open, else one.
+// Calls multiply(product) for the products that there are: one for each matrix of a batch of weights, whose order is
+// left open, else one.
 template <class Multiply>
 void for_each_product(const Factors& f, Multiply multiply_one) {
     const Shape& shape = f.out.shape;
@@ -40,8 +45,10 @@ void for_each_product(const Factors& f, Multiply multiply_one) {
     const IeeeArithmetic arithmetic;
     const Shape batch = batch_shape(shape);
     const std::int64_t members = element_count(batch);
+    const bool one_weight = element_count(batch_shape(f.b.shape())) == 1;
     const auto product_of = [&](std::int64_t begin, std::int64_t end) {
         Product product{.table = f.table,
+                        .w = Rows(f.b, f.k_axis, batch, one_weight ? 0 : begin),
                         .a = {},
                         .c = {},
                         .m = shape[shape.size() - 2],
@@ -49,14 +56,13 @@ void for_each_product(const Factors& f, Multiply multiply_one) {
                         .k = f.a.shape().back(),
                         .precision = f.precision};
         for (std::int64_t index = begin; index < end; ++index) {
-            product.a.emplace_back(f.a, -1, batch, index);
+            product.a.push_back(Rows(f.a, -1, batch, index));
             product.c.push_back(output_matrix(f.out, -1, batch, index));
         }
         return product;
     };
-    if (element_count(batch_shape(f.b.shape())) == 1)
-        return multiply_one(product_of(0, members), Rows(f.b, f.k_axis, batch, 0));
-    for_each_large(members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1), Rows(f.b, f.k_axis, batch, i)); });
+    if (one_weight) return multiply_one(product_of(0, members));
+    for_each_large(members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1)); });
 }
 
 void check_product(const Operand& a, const Operand& b, const Array& out) {
@@ -65,6 +71,38 @@ void check_product(const Operand& a, const Operand& b, const Array& out) {
     check_output(out, matmul_shape(a.shape(), b.shape()));
     check_no_overlap(out, a);
     check_no_overlap(out, b);
+}
+
+void check_linear_shapes(const Shape& x, const Shape& w) {
+    if (x.size() < 2) throw_value("x must be at least 2-D, got shape " + to_string(x));
+    if (w.size() != 2) throw_value("w must be 2-D, got shape " + to_string(w));
+    if (x.back() != w.back())
+        throw_value("x must have the " + std::to_string(w.back()) + " columns of w, got shape " + to_string(x));
+}
+
+void check_bias(const Array* bias, std::int64_t rows) {
+    if (bias == nullptr) return;
+    check_numbers(*bias, "bias");
+    if (bias->rank() != 1 || bias->shape[0] != rows)
+        throw_value("bias must have shape " + to_string({rows}) + ", got " + to_string(bias->shape));
+}
+
+// Adds the bias to each row. A sum of two float32 numbers in float64, rounded to float32, is that of float32.
+void add_bias(const Array& out, const Array& bias) {
+    if (out.size() == 0) return;  // of any number of rows
+    const IeeeArithmetic arithmetic;
+    const Shape batch = batch_shape(out.shape);
+    const WorkBuffer<double> added(out.shape.back());
+    for (std::int64_t j = 0; j < out.shape.back(); ++j)
+        added.data()[j] = load_number<double>(bias.as<const std::byte>() + j * bias.strides[0], bias.type.dtype());
+    for (std::int64_t i = 0; i < element_count(batch); ++i) {
+        const OutputMatrix matrix = output_matrix(out, -1, batch, i);
+        for (std::int64_t row = 0; row < out.shape[out.rank() - 2]; ++row)
+            for (std::int64_t j = 0; j < out.shape.back(); ++j) {
+                std::byte* at = matrix.at(row, j);
+                store_number(at, matrix.dtype, load_number<double>(at, matrix.dtype) + added.data()[j]);
+            }
+    }
 }
 
 }  // namespace
@@ -103,9 +141,40 @@ void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision
     multiply_checked(kernels(), a, b, -2, out, precision);
 }
 
+Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision precision) {
+    Array out = Array::allocate(out_dtype, matmul_shape(a.shape(), b.shape()));
+    matmul_into(a, b, out, precision);
+    return out;
+}
+
+void linear_into(const Operand& x, const Operand& w, const Array* bias, const Array& out, Precision precision) {
+    check_operand(x, "x");
+    check_operand(w, "w");
+    check_linear_shapes(x.shape(), w.shape());
+    check_output(out, x.shape(), w.shape().front());
+    check_bias(bias, w.shape().front());
+    check_no_overlap(out, x);
+    check_no_overlap(out, w);
+    if (bias != nullptr) check_no_overlap(out, *bias);
+    multiply_checked(kernels(), x, w, -1, out, precision);
+    if (bias != nullptr) add_bias(out, *bias);
+}
+
+Array linear(const Operand& x, const Operand& w, const Array* bias, DType out_dtype, Precision precision) {
+    check_operand(x, "x");
+    check_operand(w, "w");
+    check_linear_shapes(x.shape(), w.shape());
+    Shape shape = x.shape();
+    shape.back() = w.shape().front();
+    Array out = Array::allocate(out_dtype, std::move(shape));
+    linear_into(x, w, bias, out, precision);
+    return out;
+}
+
 Product question(const KernelTable& table, const Operand& a, const Operand& b, Precision precision) {
     const Shape shape = matmul_shape(a.shape(), b.shape());
     return {.table = table,
+            .w = Rows(b, -2, {}, 0),
             .a = {Rows(a, -1, {}, 0)},
             .c = {},
             .m = shape[shape.size() - 2],
@@ -119,11 +188,9 @@ bool multiply_by(std::string_view path, const Operand& a, const Operand& b, cons
     if (chosen == std::end(every_path)) throw_value("path must be one that there is, got '" + std::string(path) + "'");
     check_product(a, b, out);
     std::atomic<bool> all{true};
-    for_each_product({.table = kernels(), .a = a, .b = b, .k_axis = -2, .out = out},
-                     [&](const Product& product, const Rows& w) {
-                         if (!(*chosen)->suits(product, w) || (*chosen)->multiply(product, w, {}) != Refusal::none)
-                             all = false;
-                     });
+    for_each_product({.table = kernels(), .a = a, .b = b, .k_axis = -2, .out = out}, [&](const Product& product) {
+        if (!(*chosen)->suits(product) || (*chosen)->multiply(product, {}) != Refusal::none) all = false;
+    });
     return all;
 }
 
@@ -136,12 +203,6 @@ std::vector<std::string_view> matmul_paths() {
 std::string_view matmul_path(const Operand& a, const Operand& b, Precision precision) {
     matmul(a, b, DType::float32, precision);
     return path_taken;
-}
-
-Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision precision) {
-    Array out = Array::allocate(out_dtype, matmul_shape(a.shape(), b.shape()));
-    matmul_into(a, b, out, precision);
-    return out;
 }
 
 }  // namespace breccia::inline v0_4

@@ -29,18 +29,7 @@ bool is_in_order(const ScaledTensor& w) {
 Array copy_in_order(const Array& from, int axis) {
     const Array view = axis == -2 && from.rank() >= 2 ? from.transposed() : from;
     Array to = Array::allocate(from.type, view.shape);
-    const std::size_t item = from.type.size();
-    auto* out = to.as<std::byte>();
-    Shape at(view.rank(), 0);
-    for (std::int64_t i = view.size(); i > 0; --i, out += item) {
-        std::int64_t offset = 0;
-        for (std::size_t d = 0; d < at.size(); ++d) offset += at[d] * view.strides[d];
-        std::memcpy(out, view.as<const std::byte>() + offset, item);
-        for (std::size_t d = at.size(); d-- > 0;) {
-            if (++at[d] < view.shape[d]) break;
-            at[d] = 0;
-        }
-    }
+    copy_elements(view, to.as<std::byte>());
     return axis == -2 && from.rank() >= 2 ? to.transposed() : to;
 }
 

@@ -23,17 +23,17 @@ std::vector<MatmulKernel> matmul_kernels() {
         for (const std::int64_t m : {std::int64_t{1}, std::int64_t{4}, std::int64_t{16}, most}) {
             const Array x_bf16 = first_rows(bf16, m), x_f32 = first_rows(zeros, m);
             const ScaledTensor fp8 = cast(x_f32, make_recipe("Float8BlockScaling"));
+            const ScaledTensor int8 = cast(x_f32, make_recipe("INT8Scaling"));
             const std::pair<const char*, Operand> activations[] = {
-                {"bfloat16", x_bf16}, {"float32", x_f32}, {"fp8", fp8}};
+                {"bfloat16", x_bf16}, {"float32", x_f32}, {"fp8", fp8}, {"int8", int8}};
             for (const auto& [name, a] : activations)
                 for (const bool is_prepared : {false, true}) {
                     const Operand b = is_prepared ? Operand(prepared) : Operand(w);
-                    found.push_back(
-                        {.recipe = std::string(row.name),
-                         .activations = name,
-                         .prepared = is_prepared,
-                         .rows = m,
-                         .kernel = std::string(choose(question(table, a, b), Rows(b, -2, {}, 0)).path->name)});
+                    found.push_back({.recipe = std::string(row.name),
+                                     .activations = name,
+                                     .prepared = is_prepared,
+                                     .rows = m,
+                                     .kernel = std::string(choose(question(table, a, b)).path->name)});
                 }
         }
     }

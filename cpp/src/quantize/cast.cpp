@@ -28,19 +28,21 @@ private:
     Shape batch_;
 };
 
-void check_options(const CastOptions& options, const Recipe& recipe, const BlockGrid& grid) {
+void check_options(const CastOptions& options, const Recipe& recipe) {
     const std::string name(recipe.name);
     const bool whole = recipe.layout.kind == LayoutKind::per_tensor;
     if (options.factor && !whole) throw_value("factor needs a recipe of one scale per tensor, got " + name);
-    const bool rows = recipe.layout.kind == LayoutKind::per_block_k || recipe.layout.kind == LayoutKind::per_block_mn;
-    if (options.square_blocks && (!rows || grid.block_rows != 1))
+    if (options.square_blocks && !has_blocks_of_rows(recipe.layout))
         throw_value("square_blocks needs a recipe whose blocks lie along rows, got " + name);
+    if (options.square_blocks && recipe.is_expanded())
+        throw_value("square_blocks needs a recipe without exponents, got " + name);
 }
 
-// Importance is of columns, and chooses scales: neither may be something else's to say.
+// Importance belongs to columns and chooses scales: refuses options that mix columns or give scales.
 void check_importance(const CastOptions& options, const Recipe& recipe) {
     if (!options.importance) return;
     const std::string name(recipe.name);
+    if (recipe.is_expanded()) throw_value("importance needs a recipe without exponents, got " + name);
     if (options.factor) throw_value("factor must be absent where importance is given, which chooses the scale");
     if (!options.amax.empty() && !recipe.two_level)
         throw_value("amax must be absent where importance is given, which chooses the scales of " + name);
@@ -112,8 +114,9 @@ CastPlan plan_cast(const Shape& shape, const Recipe& recipe) {
     plan.data_type = ElementType::uint8();
     plan.scale_shape = layout.scale_shape(shape);
     plan.scale_type = element_type(recipe.scale);
-    plan.has_zero_point = recipe.has_zero_point();
+    plan.has_zero_point = recipe.has_second_number();
     plan.zero_point_type = info(recipe.element).lowest < 0 ? ElementType::int8() : ElementType::uint8();
+    if (recipe.is_expanded()) plan.zero_point_type = DType::float16;
     plan.has_global_scale = recipe.two_level;
     return plan;
 }
@@ -133,7 +136,7 @@ void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, cons
     check_output(out, plan_cast(x.shape, recipe), recipe);
     check_no_overlap(out, x);
     const BlockGrid grid = recipe.layout.grid(x.shape);
-    check_options(options, recipe, grid);
+    check_options(options, recipe);
     check_importance(options, recipe);
     check_amax(options.amax, recipe, out.scale.shape);
     check_offset(options, grid);

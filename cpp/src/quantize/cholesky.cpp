@@ -30,7 +30,7 @@ bool factor(Doubles& a, std::int64_t n) {
     return true;
 }
 
-// x of transpose(x) @ … : the row x with x @ transpose(L) = a, in its place.
+// Solves x @ transpose(L) = a, of which `turned` is transpose(L), and puts the row x in the place of a.
 void substitute(const Doubles& turned, std::int64_t n, float* a) {
     double x[panel];
     std::copy_n(a, n, x);
@@ -55,7 +55,7 @@ bool cholesky(LowerHalf& a) {
     };
     for (std::int64_t begin = 0; begin < n; begin += panel) {
         const std::int64_t width = std::min(panel, n - begin), rest = n - begin;
-        // What the columns before add up to, for all rows from here on, a band at a time.
+        // Takes from every row that is left its product with the columns before, a band of rows at a time.
         Array right = matrix(a.row(begin), {width, begin}, a.stride(begin));
         std::swap(right.shape[0], right.shape[1]);
         std::swap(right.strides[0], right.strides[1]);

@@ -17,10 +17,10 @@ public:
         : n_(n), numbers_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(begin_of(n)))) {}
 
     [[nodiscard]] std::int64_t size() const { return n_; }
-    /// Of which elements up to the diagonal's are there.
+    /// A row, which has its elements up to the diagonal's.
     [[nodiscard]] float* row(std::int64_t i) { return numbers_.get() + begin_of(i); }
     [[nodiscard]] const float* row(std::int64_t i) const { return numbers_.get() + begin_of(i); }
-    /// From a row to the next one of its band.
+    /// Elements from the beginning of a row to that of the next row of its band.
     [[nodiscard]] std::int64_t stride(std::int64_t i) const { return std::min(n_, (i / band + 1) * band); }
 
 private:

@@ -47,7 +47,8 @@ bool both_nan(T x, T y) {
     return std::isnan(x) && std::isnan(y);
 }
 
-// As an error is measured in ErrorLanes::worst. Two errors of floats that differ have squares that differ.
+// The measure in which ErrorLanes::worst holds an error: its square for floats, of which different errors have
+// different ones.
 double measure(float, double error) { return error * error; }
 double measure(double, double error) { return error; }
 
@@ -85,7 +86,7 @@ public:
     }
 
 private:
-    // Where a difference is not finite: without the pairs of NaNs.
+    // A run with a difference that is not finite. Pairs of NaNs are left out.
     void add_carefully(const T* x, const T* y, const Run& run) {
         clean_x_.assign(x, x + run.count);
         clean_y_.assign(y, y + run.count);

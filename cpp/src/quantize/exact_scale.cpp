@@ -48,6 +48,7 @@ std::int32_t denominator_of(float fraction) {
 }
 
 // Significands of p in the order of their odd parts.
+constexpr std::uint32_t significands_of_4[] = {16, 24, 20, 28, 18, 22, 26, 30, 17, 19, 21, 23, 25, 27, 29, 31};
 constexpr std::uint32_t significands_of_3[] = {8, 12, 10, 14, 9, 11, 13, 15};
 constexpr std::uint32_t significands_of_2[] = {4, 6, 5, 7};
 constexpr std::uint32_t significands_of_1[] = {2, 3};
@@ -55,7 +56,8 @@ constexpr std::uint32_t significands_of_1[] = {2, 3};
 std::span<const std::uint32_t> significands_of(int mantissa_bits) {
     if (mantissa_bits == 1) return significands_of_1;
     if (mantissa_bits == 2) return significands_of_2;
-    return significands_of_3;
+    if (mantissa_bits == 3) return significands_of_3;
+    return significands_of_4;
 }
 
 // A power of two, neither it nor its reciprocal a subnormal number.
@@ -117,8 +119,9 @@ CommonScale::CommonScale(float amax, const Recipe& recipe, bool has_too_small)
       format_(info(recipe.element)),
       type_(recipe.scale),
       integers_(format_.family == CodecFamily::integer),
-      asymmetric_(recipe.rule == ScaleRule::asymmetric) {
-    significands_ = integers_ ? 0 : (1U << (2U << format_.mantissa_bits)) - (1U << (1U << format_.mantissa_bits));
+      asymmetric_(recipe.has_zero_point()) {
+    if (!integers_)
+        for (const std::uint32_t m : significands_of(format_.mantissa_bits)) significands_ |= 1U << m;
     const float largest = format_.lowest < 0 ? -format_.lowest : format_.max;
     limit_ = static_cast<std::int32_t>(asymmetric_ ? format_.max - format_.lowest : largest);
     if (has_too_small && type_ != ScaleType::e4m3) leave_out_power();

@@ -58,7 +58,7 @@ private:
     const FormatInfo& format_;
     ScaleType type_;
     bool integers_, asymmetric_;
-    std::uint32_t significands_;                 // of the p that are left, a bit each: bit m of p = m * 2^e
+    std::uint32_t significands_ = 0;             // of the p that are left, a bit each: bit m of p = m * 2^e
     std::int32_t denominator_ = 1, limit_ = 0;   // of the values as fractions of amax
     std::int32_t fraction_bits_ = 0;             // of the largest distance to a multiple of 1 / denominator_
     bool has_plus_ = false, has_minus_ = false;  // amax and -amax

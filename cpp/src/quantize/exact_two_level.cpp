@@ -23,8 +23,10 @@ using Chosen = TwoLevels::Chosen;
 
 class Search {
 public:
-    Search(const RowSource& source, const BlockGrid& grid, std::int64_t matrices, const Recipe& recipe)
+    Search(const RowSource& source, const StoredBlocks& stored, const BlockGrid& grid, std::int64_t matrices,
+           const Recipe& recipe)
         : source_(source),
+          stored_(stored),
           grid_(grid),
           rows_(matrices * grid.rows),
           count_(rows_ * grid.grid_cols()),
@@ -34,9 +36,10 @@ public:
           chosen_(count_) {}
 
     std::optional<TwoLevels> run() {
-        // The source's own scales are tried before any other, and are nearly always the ones: of all blocks first.
+        // Nearly always every block keeps its values under the source's own scales: these are tried for all blocks
+        // before any other.
         if (!read_blocks(true)) return any_scales();
-        const std::optional<float> source = source_.own_global_scale();
+        const std::optional<float> source = stored_.global_scale();
         if (source) return fits(*source) ? levels(*source) : any_scales();
         const float own = largest_own();
         if (own == 0) return std::nullopt;  // every block is free
@@ -52,7 +55,7 @@ private:
         for (const Block& block : blocks())
             if (!block.is_free()) amax = std::max(amax, block.amax);
         if (amax == 0) return std::nullopt;
-        if (const auto global = source_.own_global_scale())
+        if (const auto global = stored_.global_scale())
             if (fits(*global)) return levels(*global);
         if (const float own = largest_own(); own != 0) {
             const float global = global_for(own, top_of(own));
@@ -99,9 +102,9 @@ private:
         const std::int64_t size = grid_.block_cols, matrix = row / grid_.rows, in_matrix = row % grid_.rows;
         const float* x = source_.read(matrix, in_matrix, first * size, count * size, scratch);
         std::array<float, piece_cols> own;
-        source_.own_scales({matrix, in_matrix, in_matrix + 1, first * size, (first + 1) * size, 1}, count, own.data());
+        stored_.scales({matrix, in_matrix, in_matrix + 1, first * size, (first + 1) * size, 1}, count, own.data());
         const PieceStats pieces(kernels_.quantize, x, count, size, false, true);
-        const bool same_codes = source_.own_codes(recipe_.element, matrix, in_matrix) != nullptr;
+        const bool same_codes = stored_.codes(recipe_.element, matrix, in_matrix) != nullptr;
         Block* block = blocks_.data() + row * grid_.grid_cols() + first;
         for (std::int64_t i = 0; i < count; ++i, ++block, x += size) {
             const auto at = static_cast<std::size_t>(i);
@@ -183,6 +186,7 @@ private:
     }
 
     const RowSource& source_;
+    const StoredBlocks& stored_;
     const BlockGrid& grid_;
     std::int64_t rows_, count_;
     const Recipe& recipe_;
@@ -205,7 +209,7 @@ static BlockScale free_scale(bool has_nan, ScaleRule rule) {
         s.stored = Float8E4M3FN::nan_code;
         s.decoded = s.factor = std::numeric_limits<float>::quiet_NaN();
     } else {
-        s.stored = rule == ScaleRule::nvfp4_torchao ? 8 : 0;
+        s.stored = traits_of(rule).least_code;
         s.multiply = s.all_finite = true;
     }
     return s;
@@ -229,9 +233,9 @@ bool TwoLevels::keeps_own(std::int64_t first, std::int64_t count) const {
     return true;
 }
 
-std::optional<TwoLevels> exact_two_levels(const RowSource& source, const BlockGrid& grid, std::int64_t matrices,
-                                          const Recipe& recipe) {
-    return Search(source, grid, matrices, recipe).run();
+std::optional<TwoLevels> exact_two_levels(const RowSource& source, const StoredBlocks& stored, const BlockGrid& grid,
+                                          std::int64_t matrices, const Recipe& recipe) {
+    return Search(source, stored, grid, matrices, recipe).run();
 }
 
 }  // namespace breccia::inline v0_4

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "quantize/quantizer.hpp"
+#include "quantize/stored_blocks.hpp"
 #include "runtime/workspace.hpp"
 
 namespace breccia::inline v0_4 {
@@ -25,7 +25,8 @@ public:
         [[nodiscard]] float scale(std::size_t option) const;
         [[nodiscard]] bool keeps(std::size_t option) const { return (kept >> option & 1U) != 0; }
     };
-    /// An option, and the E4M3 code which times the global scale is it; code 0 where every option loses something.
+    /// An option, and the E4M3 code that makes its scale with the global one; code 0 where every option loses
+    /// something.
     struct Chosen {
         std::uint8_t option, code;
     };
@@ -48,8 +49,9 @@ private:
     WorkBuffer<Chosen> chosen_;
 };
 
-/// None where no such scales are found: a block with an infinity has none.
-std::optional<TwoLevels> exact_two_levels(const RowSource& source, const BlockGrid& grid, std::int64_t matrices,
-                                          const Recipe& recipe);
+/// `stored`: what the source's values are stored as. None where no such scales are found: a block with an infinity has
+/// none.
+std::optional<TwoLevels> exact_two_levels(const RowSource& source, const StoredBlocks& stored, const BlockGrid& grid,
+                                          std::int64_t matrices, const Recipe& recipe);
 
 }  // namespace breccia::inline v0_4

@@ -31,25 +31,39 @@ constexpr std::int64_t batch_cols = 128;  // columns whose remainders feed each 
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-// The moments as one matrix, or one for each of the batch; checked. They are read where they are, which may be a file.
+// The moments as one matrix, or one for each of the batch, whole or of runs of neighbours alone; checked. They are read
+// where they are, which may be a file.
 class Moments {
 public:
-    Moments(const Array& moments, const Shape& shape) : moments_(moments), columns_(shape.back()) {
+    Moments(const Array& moments, const Shape& shape) : moments_(moments), columns_(shape.back()), run_(columns_) {
         check_numbers(moments, "moments");
         Shape one{columns_, columns_}, each = batch_shape(shape);
         each.insert(each.end(), one.begin(), one.end());
-        if (moments.shape != one && moments.shape != each)
-            throw_value("moments must be " + to_string(one) + (each.size() > 2 ? " or " + to_string(each) : "") +
-                        " for w of shape " + to_string(shape) + ", got shape " + to_string(moments.shape));
         batch_ = batch_shape(moments.shape);
+        if (moments.shape != one && moments.shape != each) {
+            if (has_runs(batch_shape(shape))) {
+                run_ = moments.shape.back();
+                batch_.pop_back();
+            } else {
+                throw_value("moments must be " + to_string(one) + (each.size() > 2 ? " or " + to_string(each) : "") +
+                            " for w of shape " + to_string(shape) + ", got shape " + to_string(moments.shape));
+            }
+        }
         Shape diagonals = batch_;
         diagonals.push_back(columns_);
         diagonals_ = Array::allocate(DType::float32, diagonals);
-        for (std::int64_t index = 0; index < count(); ++index) check(index);
+        for (std::int64_t index = 0; index < count(); ++index)
+            for (std::int64_t first = 0; first < columns_; first += run_) check(index, first);
     }
 
     [[nodiscard]] std::int64_t count() const { return element_count(batch_); }
-    [[nodiscard]] NumberMatrix matrix(std::int64_t index) const { return number_matrix(moments_, -1, batch_, index); }
+    // Columns of a run; nothing is known between those of two.
+    [[nodiscard]] std::int64_t run() const { return run_; }
+    // Of the run that begins at a column.
+    [[nodiscard]] NumberMatrix matrix(std::int64_t index, std::int64_t first) const {
+        const std::int64_t number = index * (columns_ / run_) + first / run_;
+        return number_matrix(moments_, -1, batch_shape(moments_.shape), number);
+    }
     // The importance of columns.
     [[nodiscard]] const Array& diagonals() const { return diagonals_; }
     [[nodiscard]] std::span<const float> diagonal(std::int64_t index) const {
@@ -57,37 +71,52 @@ public:
     }
 
 private:
-    void check(std::int64_t index) {
+    // Whether they are (K / g, g, g), or that for each of the batch.
+    [[nodiscard]] bool has_runs(const Shape& batch) const {
+        const Shape& shape = moments_.shape;
+        if (shape.size() < 3 || shape.back() < 1 || columns_ % shape.back() != 0) return false;
+        const Shape each(shape.begin(), shape.end() - 3);
+        return (each.empty() || each == batch) && *(shape.end() - 2) == shape.back() &&
+               *(shape.end() - 3) == columns_ / shape.back();
+    }
+
+    void check(std::int64_t index, std::int64_t first) {
         std::vector<float> scratch;
-        const NumberMatrix m = matrix(index);
-        for (std::int64_t i = 0; i < columns_; ++i) {
-            const float* row = m.read(kernels(), i, 0, columns_, scratch);
-            for (std::int64_t j = 0; j < columns_; ++j)
+        const NumberMatrix m = matrix(index, first);
+        for (std::int64_t i = 0; i < run_; ++i) {
+            const float* row = m.read(kernels(), i, 0, run_, scratch);
+            for (std::int64_t j = 0; j < run_; ++j)
                 if (!is_finite(row[j])) throw_value("moments must be finite, got " + std::to_string(row[j]));
             if (row[i] < 0) throw_value("moments must not be negative on the diagonal, got " + std::to_string(row[i]));
-            diagonals_.as<float>()[index * columns_ + i] = row[i];
+            diagonals_.as<float>()[index * columns_ + first + i] = row[i];
         }
     }
 
     const Array& moments_;
-    std::int64_t columns_;
+    std::int64_t columns_, run_;
     Shape batch_;
     Array diagonals_;
 };
 
-// The moments of one matrix, damped and in order.
+// The moments of one matrix, damped and in order; those of runs in groups of some, which have nothing to do with each
+// other.
 class Feed {
 public:
     Feed(const Moments& moments, std::int64_t index, const GptqOptions& options)
-        : moments_(moments.matrix(index)),
+        : moments_(moments),
+          index_(index),
           diagonal_(moments.diagonal(index)),
           n_(static_cast<std::int64_t>(diagonal_.size())),
-          order_(at(n_)),
-          factor_(n_) {
+          width_(moments.run() * std::max<std::int64_t>(1, batch_cols / moments.run())),
+          order_(at(n_)) {
         std::iota(order_.begin(), order_.end(), std::int64_t{0});
-        if (options.act_order)
-            std::stable_sort(order_.begin(), order_.end(),
-                             [&](std::int64_t a, std::int64_t b) { return diagonal_[at(a)] > diagonal_[at(b)]; });
+        for (std::int64_t first = 0; first < n_; first += width_) {
+            factors_.emplace_back(std::min(width_, n_ - first));
+            const auto begin = order_.begin() + first, end = begin + factors_.back().size();
+            if (options.act_order)
+                std::stable_sort(begin, end,
+                                 [&](std::int64_t a, std::int64_t b) { return diagonal_[at(a)] > diagonal_[at(b)]; });
+        }
         double sum = 0;
         for (const float h : diagonal_) {
             sum += static_cast<double>(h);
@@ -95,7 +124,7 @@ public:
         }
         const std::int64_t alive = n_ - dead_;
         mean_ = alive == 0 ? 1.0 : sum / static_cast<double>(alive);
-        for (damp_ = options.damp;; damp_ = damp_ < 0.1 ? std::max(10 * damp_, 0.01) : 1.0) {
+        for (damp_ = options.damp;; damp_ = more_damping(damp_)) {
             if (factored_ = factor(); factored_ || damp_ >= 1) break;
         }
     }
@@ -103,57 +132,78 @@ public:
     [[nodiscard]] bool factored() const { return factored_; }
     [[nodiscard]] double damp() const { return damp_; }
     [[nodiscard]] std::int64_t dead() const { return dead_; }
-    /// The column that comes as number i.
-    [[nodiscard]] std::int64_t column(std::int64_t i) const { return order_[at(i)]; }
-    /// V_ic / V_cc, what a remainder of the i-th column adds to the c-th.
-    [[nodiscard]] float share(std::int64_t i, std::int64_t c) const {
-        const std::int64_t col = n_ - 1 - c;
-        return factor_.row(n_ - 1 - i)[col] / factor_.row(col)[col];
+    [[nodiscard]] std::int64_t groups() const { return static_cast<std::int64_t>(factors_.size()); }
+    /// The first column of a group, and how many it has.
+    [[nodiscard]] std::int64_t first(std::int64_t group) const { return group * width_; }
+    [[nodiscard]] std::int64_t size(std::int64_t group) const { return factors_[at(group)].size(); }
+    /// The column that comes as number i of a group.
+    [[nodiscard]] std::int64_t column(std::int64_t group, std::int64_t i) const { return order_[at(first(group) + i)]; }
+    /// V_ic / V_cc, what a remainder of the i-th column of a group adds to the c-th.
+    [[nodiscard]] float share(std::int64_t group, std::int64_t i, std::int64_t c) const {
+        const LowerHalf& factor = factors_[at(group)];
+        const std::int64_t last = factor.size() - 1, col = last - c;
+        return factor.row(last - i)[col] / factor.row(col)[col];
     }
 
 private:
-    // In the opposite order, whose lower factor is V turned round both ways. Of the moments, too, the lower half alone
-    // is read: the two halves take no more memory than the moments would.
     bool factor() {
         std::vector<std::int64_t> place(at(n_));
-        for (std::int64_t i = 0; i < n_; ++i) place[at(order_[at(i)])] = n_ - 1 - i;
+        for (std::int64_t group = 0; group < groups(); ++group)
+            for (std::int64_t i = 0; i < size(group); ++i) place[at(column(group, i))] = size(group) - 1 - i;
+        for (std::int64_t group = 0; group < groups(); ++group) {
+            LowerHalf& into = factors_[at(group)];
+            if (into.size() > moments_.run())  // what lies between runs
+                for (std::int64_t i = 0; i < into.size(); ++i) std::fill_n(into.row(i), i + 1, 0.0F);
+            for (std::int64_t at_col = first(group); at_col < first(group) + into.size(); at_col += moments_.run())
+                put_run(into, at_col, std::span(place).subspan(at(at_col), at(moments_.run())));
+            if (!cholesky(into)) return false;
+        }
+        return true;
+    }
+
+    // In the opposite order, whose lower factor is V turned round both ways. Of the moments, too, the lower half alone
+    // is read: the two halves take no more memory than the moments would.
+    void put_run(LowerHalf& into, std::int64_t first, std::span<const std::int64_t> place) const {
+        const NumberMatrix moments = moments_.matrix(index_, first);
         const double added = damp_ * mean_;
-        parallel_for(n_, 16, [&](std::int64_t first, std::int64_t last) {
+        parallel_for(moments_.run(), 16, [&](std::int64_t begin, std::int64_t end) {
             std::vector<float> scratch;
-            for (std::int64_t row = first; row < last; ++row) {
-                const float* given = moments_.read(kernels(), row, 0, row + 1, scratch);
+            for (std::int64_t row = begin; row < end; ++row) {
+                const float* given = moments.read(kernels(), row, 0, row + 1, scratch);
                 const std::int64_t i = place[at(row)];
                 for (std::int64_t col = 0; col < row; ++col) {
                     const std::int64_t j = place[at(col)];
-                    factor_.row(std::max(i, j))[std::min(i, j)] = given[col];
+                    into.row(std::max(i, j))[std::min(i, j)] = given[col];
                 }
-                const float own = diagonal_[at(row)];
-                factor_.row(i)[i] = static_cast<float>((own == 0 ? mean_ : static_cast<double>(own)) + added);
+                const float own = diagonal_[at(first + row)];
+                into.row(i)[i] = static_cast<float>((own == 0 ? mean_ : static_cast<double>(own)) + added);
             }
         });
-        return cholesky(factor_);
     }
 
-    NumberMatrix moments_;
+    const Moments& moments_;
+    std::int64_t index_;
     std::span<const float> diagonal_;
-    std::int64_t n_;
+    std::int64_t n_, width_;
     std::vector<std::int64_t> order_;
-    LowerHalf factor_;
+    std::vector<LowerHalf> factors_;
     double mean_ = 1, damp_ = 0;
     std::int64_t dead_ = 0;
     bool factored_ = false;
 };
 
-// Rows of one matrix of weights.
+// Rows of one matrix of weights, and of these the columns of one group.
 class Rounding {
 public:
-    Rounding(const Feed& feed, const OneCode& codec, std::int64_t matrix, std::int64_t first, std::int64_t rows)
+    Rounding(const Feed& feed, std::int64_t group, const OneCode& codec, std::int64_t matrix, std::int64_t first,
+             std::int64_t rows)
         : feed_(feed),
           codec_(codec),
+          group_(group),
           matrix_(matrix),
           first_(first),
           rows_(rows),
-          cols_(codec.grid().cols),
+          cols_(feed.size(group)),
           x_(at(rows * cols_)),
           shares_(at(cols_ * batch_cols)),
           fed_(at(rows_ * batch_cols)) {}
@@ -162,15 +212,17 @@ public:
         parallel_for(rows_, 16, [&](std::int64_t first, std::int64_t last) {
             std::vector<float> scratch;
             for (std::int64_t row = first; row < last; ++row) {
-                const float* values = w.read(kernels(), first_ + row, 0, cols_, scratch);
-                for (std::int64_t c = 0; c < cols_; ++c) x_[at(row * cols_ + c)] = values[feed_.column(c)];
+                const std::int64_t begin = feed_.first(group_);
+                const float* values = w.read(kernels(), first_ + row, begin, cols_, scratch);
+                for (std::int64_t c = 0; c < cols_; ++c)
+                    x_[at(row * cols_ + c)] = values[feed_.column(group_, c) - begin];
             }
         });
         for (std::int64_t begin = 0; begin < cols_; begin += batch_cols) {
             const std::int64_t width = std::min(batch_cols, cols_ - begin);
             for (std::int64_t i = 0; i < begin + width; ++i)
                 for (std::int64_t c = 0; c < width; ++c)
-                    shares_[at(i * width + c)] = i < begin + c ? feed_.share(i, begin + c) : 0.0F;
+                    shares_[at(i * width + c)] = i < begin + c ? feed_.share(group_, i, begin + c) : 0.0F;
             if (begin > 0) {
                 Array remainders = Array::borrow(x_.data(), DType::float32, {rows_, begin});
                 remainders.strides[0] = cols_ * static_cast<std::int64_t>(sizeof(float));
@@ -191,7 +243,7 @@ private:
         float added[batch_cols] = {};
         if (begin > 0) std::copy_n(fed_.data() + row * width, width, added);
         for (std::int64_t c = 0; c < width; ++c) {
-            const float rest = codec_.put(matrix_, first_ + row, feed_.column(begin + c), x[c], added[c]);
+            const float rest = codec_.put(matrix_, first_ + row, feed_.column(group_, begin + c), x[c], added[c]);
             x[c] = rest;
             const float* share = shares_.data() + (begin + c) * width;
             for (std::int64_t d = c + 1; d < width; ++d) added[d] += rest * share[d];
@@ -200,7 +252,7 @@ private:
 
     const Feed& feed_;
     const OneCode& codec_;
-    std::int64_t matrix_, first_, rows_, cols_;
+    std::int64_t group_, matrix_, first_, rows_, cols_;
     std::vector<float> x_, shares_, fed_;
 };
 
@@ -225,7 +277,10 @@ GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe,
         throw_value("damp must be from 0 to 1, got " + std::to_string(options.damp));
     if (w.shape.size() < 2) throw_value("w must be at least 2-D (N, K), got shape " + to_string(w.shape));
     check_numbers(w, "w");
+    if (recipe.is_expanded()) throw_value("gptq needs a recipe without exponents, got " + std::string(recipe.name));
     const Moments given(moments, w.shape);
+    check_output(out, plan_cast(w.shape, recipe), recipe);
+    check_no_overlap(out, moments);  // which are read after the cast has written
     CastOptions nearest;
     nearest.importance = given.diagonals();
     cast_into(w, recipe, out, nearest);
@@ -237,7 +292,6 @@ GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe,
     const Shape batch = batch_shape(w.shape);
     const std::int64_t matrices = element_count(batch);
     std::optional<Feed> feed;
-    const std::int64_t band = std::max<std::int64_t>(256, band_floats / grid.cols);
     for (std::int64_t matrix = 0; matrix < matrices; ++matrix) {
         if (!feed || given.count() > 1) {
             feed.reset();
@@ -250,8 +304,11 @@ GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe,
             continue;
         }
         const NumberMatrix m = number_matrix(w, -1, batch, matrix);
-        for (std::int64_t first = 0; first < grid.rows; first += band)
-            Rounding(*feed, codec, matrix, first, std::min(band, grid.rows - first)).run(m);
+        for (std::int64_t group = 0; group < feed->groups(); ++group) {
+            const std::int64_t band = std::max<std::int64_t>(256, band_floats / feed->size(group));
+            for (std::int64_t first = 0; first < grid.rows; first += band)
+                Rounding(*feed, group, codec, matrix, first, std::min(band, grid.rows - first)).run(m);
+        }
     }
     return report;
 }

@@ -112,7 +112,7 @@ BlockScale WeightedSearch::choose(std::span<const float> x, const float* weights
     }
     if (info(element_).bits == 4 && grid_.integer)
         return best_integer_scale(kernels_.importance, {x, weights, stats}, grid_, params_, own);
-    return best_candidate(stats, [&](const BlockScale& s) { return error(x.data(), weights, n, s); });
+    return best(stats, [&](const BlockScale& s) { return error(x.data(), weights, n, s); });
 }
 
 }  // namespace breccia::inline v0_4

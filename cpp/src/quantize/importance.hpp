@@ -11,6 +11,22 @@
 
 namespace breccia::inline v0_4 {
 
+/// The first candidate of a search of the smallest error(scale); of a block of zeros or of what is not finite, the
+/// rule's scale.
+template <class Error>
+BlockScale best_candidate(const FormatKernels& format, const ScaleParams& params, const BlockStats& stats,
+                          Error error) {
+    BlockScale best = format.choose_scale(stats, params, 0);
+    if (!stats.searchable()) return best;
+    auto best_error = error(best);
+    for (int candidate = 1; candidate < format.candidates(params); ++candidate) {
+        const BlockScale other = format.choose_scale(stats, params, candidate);
+        const auto other_error = error(other);
+        if (other_error < best_error) best_error = other_error, best = other;
+    }
+    return best;
+}
+
 /// Weights of the columns of a tensor, all finite and above zero, for every matrix of the batch or for each.
 class ColumnWeights {
 public:
@@ -51,16 +67,8 @@ public:
 
     /// The best candidate of the unweighted search by error(scale), for blocks that do not lie in one piece.
     template <class Error>
-    BlockScale best_candidate(const BlockStats& stats, Error error) const {
-        BlockScale best = format_.choose_scale(stats, params_, 0);
-        if (!stats.searchable()) return best;
-        auto best_error = error(best);
-        for (int candidate = 1; candidate < format_.candidates(params_); ++candidate) {
-            const BlockScale other = format_.choose_scale(stats, params_, candidate);
-            const auto other_error = error(other);
-            if (other_error < best_error) best_error = other_error, best = other;
-        }
-        return best;
+    BlockScale best(const BlockStats& stats, Error error) const {
+        return best_candidate(format_, params_, stats, error);
     }
 
     [[nodiscard]] float error(const float* x, const float* weights, std::int64_t n, const BlockScale& s) const {

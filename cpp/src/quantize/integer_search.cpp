@@ -109,7 +109,8 @@ private:
                     range.largest, s);
     }
 
-    // The sums under a scale, which becomes the best if it is; `ends`: with cut and dead.
+    // The sums under a scale, and the scale for the best one where none before it has a smaller error. `ends`: with the
+    // error of what is cut off and of what becomes zero.
     Edge edge(std::uint32_t bits, bool ends = false) {
         const float magnitude = type_.value(bits);
         BlockScale s = scale_of(range_.negative ? -magnitude : magnitude, range_.zero_point);
@@ -183,14 +184,15 @@ BlockScale best_integer_scale(const ImportanceKernels& kernels, const WeightedBl
     IntegerSearch search(kernels, block, params, own);
     search.begin(range(own.zero_point, false));
     search.search(range(own.zero_point, false));
-    if (params.rule != ScaleRule::asymmetric) {
+    if (!params.needs_range()) {
         // Negative scales give the larger side of the data the code that only one side has.
         if (grid.lowest < 0) search.search(range(0, true));
         return search.best();
     }
-    // A higher zero point cuts nothing more off below and more above. Where the scale leaves nothing cut off below it
-    // is so no better than this one; smaller scales cut off, above, at least what the one that just covers what is
-    // below does. The same the other way round.
+    // A higher zero point cuts off less below and more above. It can only be better under a scale so small that this
+    // zero point cuts something off below, so a scale below min / lowest. The largest of these already cuts off, above,
+    // an error that only grows as scales become smaller: once that error is the best one's, no higher zero point is
+    // tried. For lower zero points below and above change places.
     for (float zero = own.zero_point;;) {
         const Range r = range(zero, false);
         if (block.stats.min == 0 || ++zero > grid.largest) break;

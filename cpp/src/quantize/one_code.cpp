@@ -2,27 +2,11 @@
 #include "quantize/one_code.hpp"
 
 #include <cmath>
-#include <cstring>
 
 #include "quantize/quantizer.hpp"
+#include "tensor/number.hpp"
 
 namespace breccia::inline v0_4 {
-
-namespace {
-
-// Parts of an output may lie at any address, and bfloat16 numbers may come as half-words.
-float number_at(const std::byte* scales, std::int64_t i, ScaleType type) {
-    if (type == ScaleType::float32) {
-        float x = 0;
-        std::memcpy(&x, scales + i * std::int64_t{sizeof x}, sizeof x);
-        return x;
-    }
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, scales + i * std::int64_t{sizeof bits}, sizeof bits);
-    return type == ScaleType::float16 ? to_float(Float16{bits}) : to_float(BFloat16{bits});
-}
-
-}  // namespace
 
 OneCode::OneCode(const Recipe& recipe, const Shape& shape, const CastOutput& out, float amax)
     : grid_(recipe.layout.grid(shape)),
@@ -45,7 +29,10 @@ OneCode::OneCode(const Recipe& recipe, const Shape& shape, const CastOutput& out
             scales_.push_back(known ? coded.decoded[code] : NAN);
             factors_.push_back(coded.factor[code]);
         } else {
-            scales_.push_back(number_at(out.scale.as<std::byte>(), i, recipe.scale));
+            // Bfloat16 numbers may come as half-words: the recipe knows the type.
+            const auto type = static_cast<DType>(recipe.scale);
+            const auto offset = i * static_cast<std::int64_t>(size_of(type));
+            scales_.push_back(load_number<float>(out.scale.as<std::byte>() + offset, type));
             factors_.push_back(scales_.back());
         }
         float zero = 0;

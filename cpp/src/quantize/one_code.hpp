@@ -16,9 +16,9 @@ public:
 
     [[nodiscard]] const BlockGrid& grid() const { return grid_; }
 
-    /// Puts the code of x + added in an element's place and returns what x has more than that stands for. Elements that
-    /// are not finite, or whose scale is not, keep their code and have no remainder. Of two codes in one byte: threads
-    /// share no row.
+    /// Stores the code nearest to x + added as an element's, and returns x minus the value of that code. An element
+    /// that is not finite, or whose scale is not, keeps its code, and 0 is returned. Threads must not share a row: two
+    /// codes of it may be in one byte.
     float put(std::int64_t matrix, std::int64_t row, std::int64_t col, float x, float added) const;
 
 private:

@@ -11,6 +11,7 @@
 #include "quantize/exact_two_level.hpp"
 #include "quantize/importance.hpp"
 #include "quantize/scale_choice.hpp"
+#include "quantize/stored_blocks.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
@@ -52,10 +53,12 @@ public:
 
     void run() {
         if (out_.global_scale) {
-            if (source_.may_be_exact() && in_rows())
-                if (const auto levels = exact_two_levels(source_, grid_, matrices_, recipe_)) return keep_all(*levels);
+            if (source_.stored() != nullptr && in_rows())
+                if (const auto levels = exact_two_levels(source_, *source_.stored(), grid_, matrices_, recipe_))
+                    return keep_all(*levels);
             set_global_scale();
         }
+        if (recipe_.is_expanded()) return quantize_expanded();
         if (weighted_) weighted_->start();
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         in_rows() ? quantize_rows() : quantize_tiles();
@@ -103,7 +106,8 @@ private:
         return total;
     }
 
-    // The same, keeping each block's amax for its scale: reading the tensor leaves time for more than one maximum.
+    // The same, and each block's amax, from which its scale will follow: while the tensor comes from memory there is
+    // time for these maxima, too.
     BlockStats measure_blocks() {
         amax_bits_ = WorkBuffer<std::int32_t>(matrices_ * grid_.rows * grid_.grid_cols());
         BlockStats total;
@@ -175,7 +179,7 @@ private:
         const BlockRange whole{.end_row = grid_.rows, .end_col = grid_.cols, .matrices = matrices_};
         Scratch scratch;
         if (weighted_)
-            return encode_whole(weighted_->best_candidate(stats, [&](const BlockScale& s) { return tensor_error(s); }));
+            return encode_whole(weighted_->best(stats, [&](const BlockScale& s) { return tensor_error(s); }));
         if (const auto kept = choice_.exact_scale(whole, stats, scratch)) return encode_whole(*kept);
         encode_whole(choice_.best(stats, [&](const BlockScale& s) { return tensor_error(s); }));
     }
@@ -219,8 +223,8 @@ private:
         return weighted_->choose(x, weights.data(), kernels_.quantize.stats(x.data(), n, choice_.needs_range()));
     }
 
-    // Blocks of a row by the search with weights. Codes of the amax rule are there, and its scales, which are codes,
-    // too.
+    // Replaces scales and codes of blocks of a row by those that the search with weights finds. Where scales are codes,
+    // those of the amax rule are in their places, where the search begins.
     void improve_blocks(const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) const {
         const std::int64_t size = grid_.block_cols, index = block_index(row.matrix, row.begin_row) + block;
         const float* weights = weights_->of(row.matrix, block * size);
@@ -264,12 +268,54 @@ private:
     // Blocks along a row: one pass over the data.
     void quantize_rows() const {
         for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
-            if (source_.may_be_exact() && !recipe_.two_level) return keep_or_quantize(row, block, count, x);
+            if (source_.stored() != nullptr && !recipe_.two_level) return keep_or_quantize(row, block, count, x);
             const std::int32_t* amax = amax_bits_.data();
             if (amax != nullptr) amax += block_index(row.matrix, row.begin_row) + block;
             if (!weighted_ || weighted_->coded()) quantize_blocks(row, block, count, x, amax);
             if (weighted_) improve_blocks(row, block, count, x);
         });
+    }
+
+    // Groups along rows, each with an exponent. It is 1 where a scale loses nothing so, and of groups that have no
+    // other, which are divided by the scale.
+    void quantize_expanded() const {
+        const FormatInfo& element = info(recipe_.element);
+        const FormatRange range{.max = element.max, .smallest = element.smallest};
+        const std::int64_t size = grid_.block_cols;
+        for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            for (std::int64_t block = 0; block < grid_.grid_cols(); ++block) {
+                const std::int64_t col = block * size, index = block_index(row.matrix, row.begin_row) + block;
+                const float* x = source_.read(row.matrix, row.begin_row, col, size, scratch);
+                scratch.expanded.resize(static_cast<std::size_t>(size));
+                std::uint16_t exponent = to_float16(1.0F).bits;
+                BlockScale s;
+                if (const auto kept = kept_scale(row, col, size, x)) {
+                    s = *kept;
+                } else if (const std::uint32_t bits =
+                               kernels_.quantize.expand(x, size, range, scratch.expanded.data(), &exponent);
+                           bits != 0) {
+                    s = {.stored = format_.choose_scale({.amax_bits = bits}, params_, 0).stored,
+                         .multiply = true,
+                         .all_finite = true};
+                    x = scratch.expanded.data();
+                } else {
+                    s = format_.choose_scale(kernels_.quantize.stats(x, size, false), params_, 0);
+                }
+                std::memcpy(scale_at(index), &s.stored, sizeof(float));
+                std::memcpy(out_.zero_point->as<std::byte>() + index * std::int64_t{sizeof exponent}, &exponent,
+                            sizeof exponent);
+                encode_run(x, size, s, row.matrix, row.begin_row, col);
+            }
+        });
+    }
+
+    // The scale under which a block of a row that was read loses nothing, where the source may have one.
+    [[nodiscard]] std::optional<BlockScale> kept_scale(const BlockRange& row, std::int64_t col, std::int64_t size,
+                                                       const float* x) const {
+        if (source_.stored() == nullptr) return {};
+        return choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size},
+                                   kernels_.quantize.stats(x, size, choice_.needs_range()),
+                                   [&](auto body) { return body(x, size); });
     }
 
     // `amax_bits`: of each block, or null.
@@ -292,7 +338,7 @@ private:
         const std::int64_t blocks = grid_.grid_cols(), size = grid_.block_cols;
         const std::int64_t step = blocks_of_a_piece(size);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
-            const std::uint8_t* own = source_.own_codes(recipe_.element, row.matrix, row.begin_row);
+            const std::uint8_t* own = source_.stored()->codes(recipe_.element, row.matrix, row.begin_row);
             for (std::int64_t first = 0; first < blocks; first += step) {
                 const std::int64_t count = std::min(step, blocks - first), col = first * size;
                 const std::int64_t index = block_index(row.matrix, row.begin_row) + first;

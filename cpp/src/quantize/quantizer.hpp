@@ -19,8 +19,12 @@ struct BlockRange {
 /// Long runs go through the kernels in pieces that stay in the first-level cache.
 inline constexpr std::int64_t piece_cols = 4096;
 
+class StoredBlocks;
+
 class RowSource {
 public:
+    RowSource(const RowSource&) = delete;
+    RowSource& operator=(const RowSource&) = delete;
     virtual ~RowSource() = default;
     /// The kernels of the verb, which it takes once.
     [[nodiscard]] const KernelTable& kernels() const { return kernels_; }
@@ -46,32 +50,17 @@ public:
                 }
         return true;
     }
-    /// Whether the values are quantized already, so that scales which lose nothing are tried before the recipe's rule.
-    [[nodiscard]] virtual bool may_be_exact() const { return false; }
-    /// The scale of the one source block that holds the whole block, if one does.
-    [[nodiscard]] virtual std::optional<float> own_scale(const BlockRange& /*block*/) const { return {}; }
-    /// `own_scale` of `count` adjacent blocks, the first of which is `first`; 0 where there is none.
-    virtual void own_scales(const BlockRange& first, std::int64_t count, float* scales) const {
-        BlockRange b = first;
-        for (std::int64_t i = 0; i < count; ++i) {
-            scales[i] = own_scale(b).value_or(0.0F);
-            const std::int64_t columns = b.end_col - b.begin_col;
-            b.begin_col += columns, b.end_col += columns;
-        }
-    }
-    /// A row's codes, where the source has just such codes as `format` has, packed, and zeros for zero points; or null.
-    [[nodiscard]] virtual const std::uint8_t* own_codes(Format /*format*/, std::int64_t /*matrix*/,
-                                                        std::int64_t /*row*/) const {
-        return nullptr;
-    }
-    /// The tensor's one global scale, if the source has one, in the form that the recipe stores.
-    [[nodiscard]] virtual std::optional<float> own_global_scale() const { return {}; }
+    /// Where the values are quantized already: what they are stored as, so that scales which lose nothing are tried
+    /// before the recipe's rule. Else null.
+    [[nodiscard]] const StoredBlocks* stored() const { return stored_; }
 
 protected:
-    explicit RowSource(const KernelTable& kernels) : kernels_(kernels) {}
+    explicit RowSource(const KernelTable& kernels, const StoredBlocks* stored = nullptr)
+        : kernels_(kernels), stored_(stored) {}
 
 private:
     const KernelTable& kernels_;
+    const StoredBlocks* stored_;
 };
 
 /// Blocks of a row that go through the kernels together.
@@ -94,7 +83,7 @@ public:
         if (!finite_) return kernels_.stats(x_ + block * size_, size_, range_);
         return {.amax_bits = static_cast<std::uint32_t>(amax_[static_cast<std::size_t>(block)])};
     }
-    /// The bits of each block's amax from one on; null where some are not finite or ask for more.
+    /// The bits of the amaxes of a block and those after it; null where a value is not finite, or scales need more.
     [[nodiscard]] const std::int32_t* amax_bits(std::int64_t block) const {
         return finite_ ? amax_.data() + block : nullptr;
     }
@@ -107,8 +96,8 @@ private:
     std::array<std::int32_t, piece_cols / amax_lanes> amax_;
 };
 
-/// Of a tensor of that amax: TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's
-/// per_tensor_amax_to_scale for the number that is stored.
+/// Sets both global numbers for a tensor of that amax: the encoding factor as TransformerEngine's
+/// compute_global_encode_scaling_factor_FP4 does, the scale that is stored as torchao's per_tensor_amax_to_scale.
 inline void set_global_levels(ScaleParams& params, float amax) {
     constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
     const float encode = range / amax;

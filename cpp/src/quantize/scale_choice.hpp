@@ -7,7 +7,8 @@
 #include <algorithm>
 
 #include "quantize/exact_scale.hpp"
-#include "quantize/quantizer.hpp"
+#include "quantize/importance.hpp"
+#include "quantize/stored_blocks.hpp"
 
 namespace breccia::inline v0_4 {
 
@@ -36,7 +37,7 @@ public:
         return stats;
     }
 
-    /// Of quantizing a block so.
+    /// The squared error of a block that is quantized under a scale.
     float squared_error(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
         float total = 0;
         source_.for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
@@ -48,18 +49,8 @@ public:
     /// The rule's scale or, where the recipe searches, the first candidate of the smallest error(scale).
     template <class Error>
     BlockScale best(const BlockStats& stats, Error error) const {
-        BlockScale best = format_.choose_scale(stats, params_, 0);
-        if (params_.search != ScaleSearch::mse || !stats.searchable()) return best;
-        auto best_error = error(best);
-        for (int candidate = 1; candidate < format_.candidates(params_); ++candidate) {
-            const BlockScale other = format_.choose_scale(stats, params_, candidate);
-            const auto other_error = error(other);
-            if (other_error < best_error) {
-                best_error = other_error;
-                best = other;
-            }
-        }
-        return best;
+        if (params_.search != ScaleSearch::mse) return format_.choose_scale(stats, params_, 0);
+        return best_candidate(format_, params_, stats, error);
     }
 
     BlockScale choose(const BlockRange& b, Scratch& scratch) const {
@@ -76,8 +67,8 @@ public:
 
     /// A scale under which nothing is lost, if the source may have one.
     std::optional<BlockScale> exact_scale(const BlockRange& b, const BlockStats& stats, Scratch& scratch) const {
-        // Two levels are kept by exact_two_levels, or not: a block's scale alone says nothing.
-        if (!source_.may_be_exact() || recipe_.two_level) return std::nullopt;
+        // With two levels a block's scale alone says nothing: exact_two_levels looks at all blocks together.
+        if (source_.stored() == nullptr || recipe_.two_level) return std::nullopt;
         return exact_scale(b, stats, [&](auto body) {
             return source_.all_pieces(
                 b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) { return body(x, n); });
@@ -104,7 +95,7 @@ public:
             return all ? s : std::nullopt;
         };
         const auto kept = [&](float scale) { return kept_or(scale, [](const float*, std::int64_t) {}); };
-        if (const auto own = source_.own_scale(b))
+        if (const auto own = source_.stored()->scale(b))
             if (const auto s = kept(floats ? abs(*own) : *own)) return s;
         if (amax == 0) return std::nullopt;
         std::optional<float> power;
@@ -129,7 +120,7 @@ public:
         return kept(float_from_bits(bits_of(*scale) + 1));
     }
 
-    [[nodiscard]] bool needs_range() const { return params_.rule == ScaleRule::asymmetric; }
+    [[nodiscard]] bool needs_range() const { return params_.needs_range(); }
 
 private:
     const RowSource& source_;

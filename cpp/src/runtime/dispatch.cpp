@@ -186,7 +186,8 @@ struct Variant {
                 .dequantize = base.dequantize,
                 .matmul = matmul,
                 .compare = base.compare,
-                .importance = base.importance} {}
+                .importance = base.importance,
+                .adamw = base.adamw} {}
     Variant(const Variant&) = delete;  // the table refers to the kernels beside it
     Variant& operator=(const Variant&) = delete;
 };

@@ -92,13 +92,11 @@ private:
     bool before_ = inside_parallel;
 };
 
-using Body = std::function<void(std::int64_t, std::int64_t)>;
-
 // Ranges are handed out by an atomic counter to whoever asks, smaller and smaller ones, so that all threads end at
 // about the same time.
 class Job {
 public:
-    Job(int threads, std::int64_t count, std::int64_t grain, const Body& body)
+    Job(int threads, std::int64_t count, std::int64_t grain, RangeBody body)
         : body_(body), count_(count), grain_(grain), threads_(threads) {}
 
     // Works until no range is left.
@@ -132,7 +130,7 @@ public:
     }
 
 private:
-    const Body& body_;
+    RangeBody body_;
     std::int64_t count_, grain_, threads_;
     std::atomic<std::int64_t> next_{0};
     std::mutex mutex_;
@@ -276,7 +274,7 @@ void set_num_threads(int count) {
 
 int num_threads() { return thread_limit(); }
 
-void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body) {
+void parallel_for(std::int64_t count, std::int64_t grain, RangeBody body) {
     if (count <= 0) return;
     grain = std::clamp<std::int64_t>(grain, 1, count);
     const int threads = static_cast<int>(std::min<std::int64_t>(num_threads(), (count - 1) / grain + 1));
@@ -298,7 +296,7 @@ void parallel_for(std::int64_t count, std::int64_t grain, const std::function<vo
     }
 }
 
-void for_each_large(std::int64_t count, const std::function<void(std::int64_t)>& body) {
+void for_each_large(std::int64_t count, FunctionRef<std::int64_t> body) {
     const std::int64_t grain = count >= 4 * num_threads() ? 1 : count;
     parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) body(i);

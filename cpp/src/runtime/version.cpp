@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "breccia/version.hpp"
 
-#include <atomic>
-
 #include "breccia/error.hpp"
 
 #define BRECCIA_TEXT_OF(x) #x
 #define BRECCIA_TEXT(x) BRECCIA_TEXT_OF(x)
 
 namespace breccia::inline v0_4 {
-namespace {
-
-std::atomic<Spelling> in_force{Spelling::cpp};
-
-}  // namespace
 
 std::string_view version() {
     return BRECCIA_TEXT(BRECCIA_VERSION_MAJOR) "." BRECCIA_TEXT(BRECCIA_VERSION_MINOR) "." BRECCIA_TEXT(
@@ -21,9 +14,5 @@ std::string_view version() {
 }
 
 const char* Error::what() const noexcept { return std::runtime_error::what(); }
-
-void set_spelling(Spelling spelling) { in_force = spelling; }
-
-Spelling spelling() { return in_force; }
 
 }  // namespace breccia::inline v0_4

@@ -49,15 +49,22 @@ struct Choice {
     FieldSpec spec;
     std::array<T, N> values;
 
-    consteval Choice(std::string_view name, std::string_view words, const T (&of_words)[N])
-        : spec{name, Kind::choice, words}, values(std::to_array(of_words)) {
+    consteval Choice(std::string_view name, std::string_view words, const T (&of_words)[N], int first_words = 0)
+        : spec{name, Kind::choice, words, 0, first_words}, values(std::to_array(of_words)) {
         if (std::ranges::count(words, '|') + 1 != N) throw std::logic_error("a value for each word");
     }
     T operator()(const FieldNumbers& f) const { return values[static_cast<std::size_t>(f[spec.name])]; }
 };
 
 // Names of fields and their first choices, the defaults, are public API.
-constexpr Choice fp8_format{"fp8_format", "E4M3|E5M2", {format_of<Float8E4M3FN>, format_of<Float8E5M2>}};
+// Elements of vendors have the names of ml_dtypes: a short one would leave open which E4M3 it is.
+constexpr Choice fp8_format{
+    "fp8_format",
+    "E4M3|E5M2|float8_e4m3fnuz|float8_e5m2fnuz|float8_e4m3|float8_e3m4|float8_e4m3b11fnuz",
+    {format_of<Float8E4M3FN>, format_of<Float8E5M2>, format_of<Float8E4M3FNUZ>, format_of<Float8E5M2FNUZ>,
+     format_of<Float8E4M3>, format_of<Float8E3M4>, format_of<Float8E4M3B11FNUZ>},
+    2};
+constexpr Choice mxfp8_format{"fp8_format", "E4M3|E5M2", {format_of<Float8E4M3FN>, format_of<Float8E5M2>}};
 constexpr Choice fp6_format{"fp6_format", "E2M3|E3M2", {format_of<Float6E2M3FN>, format_of<Float6E3M2FN>}};
 constexpr Choice mxfp4_format{"fp4_format", "E2M1", {format_of<Float4E2M1FN>}};
 constexpr Choice nvfp4_format{"fp4_format", "E2M1", {format_of<Float4E2M1FN>}};
@@ -112,8 +119,13 @@ Recipe build_block(const FieldNumbers& f) {
             .ragged = block_m != 1};
 }
 
+constexpr FieldSpec expanded_fields[] = {fp8_format.spec, {"group_size", Kind::positive, "", 128}};
+Recipe build_expanded(const FieldNumbers& f) {
+    return {.element = fp8_format(f), .layout = Layout::per_block_k(f["group_size"]), .rule = ScaleRule::expanded};
+}
+
 constexpr FieldSpec mxfp8_fields[] = {
-    fp8_format.spec,
+    mxfp8_format.spec,
     {"block_size", Kind::fixed, "MXFP8 block_size is fixed at 32 by the OCP MX spec", 32},
     mx_rounding.spec,
     scale_search.spec};
@@ -177,16 +189,23 @@ Recipe build_int8(const FieldNumbers& f) {
             .search = scale_search(f)};
 }
 
+constexpr FieldSpec int8_expanded_fields[] = {{"group_size", Kind::positive, "", 128}};
+Recipe build_int8_expanded(const FieldNumbers& f) {
+    return {.element = format_of<Int8>, .layout = Layout::per_block_k(f["group_size"]), .rule = ScaleRule::expanded};
+}
+
 constexpr RecipeRow rows[] = {
     {"DelayedScaling", "delayed", delayed_fields, build_delayed},
     {"Float8CurrentScaling", "current", current_fields, build_current},
     {"Float8BlockScaling", "block", block_fields, build_block},
-    {"MXFP8BlockScaling", "mxfp8", mxfp8_fields, build_mx<fp8_format>},
+    {"Float8ExpandedScaling", "expanded", expanded_fields, build_expanded},
+    {"MXFP8BlockScaling", "mxfp8", mxfp8_fields, build_mx<mxfp8_format>},
     {"MXFP6BlockScaling", "mxfp6", mxfp6_fields, build_mx<fp6_format>},
     {"MXFP4BlockScaling", "mxfp4", mxfp4_fields, build_mx<mxfp4_format>},
     {"NVFP4BlockScaling", "nvfp4", nvfp4_fields, build_nvfp4},
     {"INT4Scaling", "int4", int4_fields, build_int4},
     {"INT8Scaling", "int8", int8_fields, build_int8},
+    {"INT8ExpandedScaling", "int8_expanded", int8_expanded_fields, build_int8_expanded},
 };
 static_assert(std::ranges::all_of(rows, [](const RecipeRow& row) { return row.fields.size() <= most_fields; }));
 
@@ -206,17 +225,25 @@ std::string text_of(const FieldValue& value) {
     throw_value(std::string(spec.name) + " must be " + requirement + ", got " + text_of(value));
 }
 
+// 'a', 'b' or 'c'.
+std::string one_of(std::span<const std::string_view> words) {
+    std::string text;
+    for (std::size_t i = 0; i < words.size(); ++i)
+        text += (i == 0 ? "'" : (i + 1 == words.size() ? " or '" : ", '")) + std::string(words[i]) + "'";
+    return text;
+}
+
 std::int64_t choice_of(const FieldSpec& spec, const FieldValue& value) {
     const auto* given = std::get_if<std::string>(&value);
-    std::string allowed;
-    std::string_view rest = spec.text;
-    for (std::int64_t place = 0; !rest.empty(); ++place) {
-        const std::string_view choice = rest.substr(0, rest.find('|'));
-        if (given != nullptr && *given == choice) return place;
-        rest.remove_prefix(std::min(rest.size(), choice.size() + 1));
-        allowed += (allowed.empty() ? "'" : (rest.empty() ? " or '" : ", '")) + std::string(choice) + "'";
-    }
-    reject(spec, allowed, value);
+    std::vector<std::string_view> words;
+    for (std::string_view rest = spec.text; !rest.empty();
+         rest.remove_prefix(std::min(rest.size(), words.back().size() + 1)))
+        words.push_back(rest.substr(0, rest.find('|')));
+    if (given != nullptr)
+        if (const auto found = std::ranges::find(words, *given); found != words.end()) return found - words.begin();
+    const std::span all(words);
+    const std::size_t first = spec.first_words > 0 ? static_cast<std::size_t>(spec.first_words) : all.size();
+    reject(spec, one_of(all.first(first)) + (first < all.size() ? ", or " + one_of(all.subspan(first)) : ""), value);
 }
 
 std::int64_t integer_of(const FieldSpec& spec, const FieldValue& value, std::int64_t lowest) {
@@ -368,6 +395,9 @@ block::operator Recipe() const {
                                {"scale_format", scale_format},
                                {"scale_search", scale_search}});
 }
+expanded::operator Recipe() const {
+    return recipe_of("expanded", {{"fp8_format", fp8_format}, {"group_size", group_size}});
+}
 mxfp8::operator Recipe() const {
     return recipe_of("mxfp8",
                      {{"fp8_format", fp8_format}, {"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
@@ -398,6 +428,8 @@ int8::operator Recipe() const {
                               {"symmetric", symmetric},
                               {"scale_search", scale_search}});
 }
+
+int8_expanded::operator Recipe() const { return recipe_of("int8_expanded", {{"group_size", group_size}}); }
 
 }  // namespace recipes
 

@@ -108,6 +108,11 @@ Parts::Parts(const CastOutput& out) {
 Parts::Parts(const Operand& operand)
     : Parts(operand.scaled() != nullptr ? Parts(*operand.scaled()) : Parts(*operand.array())) {}
 
+bool has_blocks_of_rows(const Layout& layout) {
+    return layout.axis == -1 &&
+           (layout.kind == LayoutKind::per_block_k || (layout.kind == LayoutKind::per_block_mn && layout.block_m == 1));
+}
+
 void check_numbers(const Array& array, std::string_view name) {
     if (!array.type.is_number())
         throw_type(std::string(name) + " must be a float32, float64, float16 or bfloat16 array, got dtype " +
@@ -127,6 +132,15 @@ void check_operand(const Operand& operand, std::string_view name) {
                    " must be a ScaledTensor or a float32, float64, float16 or bfloat16 array, got dtype " +
                    operand.array()->type.name());
     check_numbers(*operand.array(), name);
+}
+
+void check_output(const Array& out, const Shape& shape, std::int64_t last) {
+    const bool fits = out.rank() == shape.size() && out.shape.back() == last &&
+                      std::equal(shape.begin(), shape.end() - 1, out.shape.begin());
+    if (fits) return check_output(out, out.shape);
+    Shape wanted = shape;
+    wanted.back() = last;
+    check_output(out, wanted);
 }
 
 void check_output(const Array& out, const Shape& shape) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the verbs check of memory before they touch it.
+// What the verbs check of layouts and of memory before they touch it.
 #pragma once
 
 #include "breccia/ops.hpp"
@@ -32,6 +32,9 @@ private:
 /// recipe, which a cast need not be able to follow.
 void check_enumerators(const Recipe& recipe);
 
+/// Whether scales belong to blocks of single rows, along the last axis: neither to whole rows nor to tiles.
+bool has_blocks_of_rows(const Layout& layout);
+
 /// Throws Error unless `array` is valid, of numbers, and in memory the core can read.
 void check_numbers(const Array& array, std::string_view name);
 
@@ -43,6 +46,9 @@ void check_operand(const Operand& operand, std::string_view name);
 
 /// Throws Error unless `out` is an array of numbers of that shape that can be written.
 void check_output(const Array& out, const Shape& shape);
+
+/// The same of the shape whose last extent is `last` and whose others are those of `shape`.
+void check_output(const Array& out, const Shape& shape, std::int64_t last);
 
 /// Throws Error unless `out` has the parts of the plan: shapes, types, C-contiguous memory, no two in the same place.
 void check_output(const CastOutput& out, const CastPlan& plan, const Recipe& recipe);

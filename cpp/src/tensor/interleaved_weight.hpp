@@ -15,4 +15,7 @@ struct InterleavedWeight {
     ScaleType scale_type = ScaleType::float32;
 };
 
+/// What a PreparedWeight added to the tensor, else null.
+inline const InterleavedWeight* interleaved_of(const ScaledTensor& scaled) { return scaled.interleaved_.get(); }
+
 }  // namespace breccia::inline v0_4

@@ -71,10 +71,10 @@ Layout Layout::transposed() const {
 
 BlockGrid Layout::grid(const Shape& logical_shape) const {
     breccia::validate(*this);
-    const Shape shape = storage_shape(logical_shape, axis);
     BlockGrid grid;
-    grid.cols = shape.empty() ? 1 : shape.back();
-    grid.rows = shape.size() < 2 ? 1 : shape[shape.size() - 2];
+    grid.cols = logical_shape.empty() ? 1 : logical_shape.back();
+    grid.rows = logical_shape.size() < 2 ? 1 : logical_shape[logical_shape.size() - 2];
+    if (axis == -2 && logical_shape.size() >= 2) std::swap(grid.rows, grid.cols);
     switch (kind) {
         case LayoutKind::per_tensor:
             grid.block_rows = std::max<std::int64_t>(grid.rows, 1);

@@ -2,37 +2,27 @@
 #include "tensor/matrix_view.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "tensor/interleaved_weight.hpp"
+#include "tensor/number.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
 
-float read_number(const std::byte* p, DType dtype) {
-    switch (dtype) {
-        case DType::float32: {
-            float x;
-            std::memcpy(&x, p, sizeof x);
-            return x;
-        }
-        case DType::float64: {
-            double x;
-            std::memcpy(&x, p, sizeof x);
-            return static_cast<float>(x);
-        }
-        case DType::float16: {
-            Float16 x;
-            std::memcpy(&x, p, sizeof x);
-            return to_float(x);
-        }
-        case DType::bfloat16: {
-            BFloat16 x;
-            std::memcpy(&x, p, sizeof x);
-            return to_float(x);
-        }
-    }
-    return 0;
+float load_scale(const std::byte* p, ScaleType type) {
+    if (!is_coded(type)) return load_number<float>(p, static_cast<DType>(type));
+    const auto code = static_cast<std::uint8_t>(*p);
+    return type == ScaleType::e8m0 ? Float8E8M0FNU::decode(code) : Float8E4M3FN::decode(code);
+}
+
+// Elements [at, …) of axis `axis` and those after it. Returns where the next ones go.
+std::byte* copy_axes(const Array& from, std::size_t axis, const std::byte* at, std::byte* to) {
+    const std::size_t size = from.type.size();
+    if (axis == from.rank()) return std::copy_n(at, size, to);
+    if (axis + 1 == from.rank() && from.strides[axis] == static_cast<std::int64_t>(size))
+        return std::copy_n(at, static_cast<std::size_t>(from.shape[axis]) * size, to);
+    for (std::int64_t i = 0; i < from.shape[axis]; ++i) to = copy_axes(from, axis + 1, at + i * from.strides[axis], to);
+    return to;
 }
 
 // Of -1 and -2.
@@ -69,23 +59,22 @@ const std::byte* grid_data(const Array& array, const Layout& layout, std::size_t
                            std::int64_t index) {
     const auto* data = array.as<const std::byte>();
     if (layout.kind == LayoutKind::per_tensor) return data;
-    Array leading = array;
-    // Only the axes of the batch count; a dropped constant axis is put back for that.
-    if (array.rank() < data_rank) {
-        leading.shape.push_back(1);
-        leading.strides.push_back(0);
-    }
-    return data + batch_offset(leading, batch, index);
+    // Only the axes of the batch count. PerChannel may be without its constant axis.
+    return data + batch_offset(array, batch, index, array.rank() < data_rank ? 1 : 2);
 }
 
 }  // namespace
 
+void copy_elements(const Array& from, std::byte* to) {
+    if (from.size() > 0) copy_axes(from, 0, static_cast<const std::byte*>(from.data), to);
+}
+
 Shape batch_shape(const Shape& shape) { return shape.size() <= 2 ? Shape{} : Shape(shape.begin(), shape.end() - 2); }
 
-std::int64_t batch_offset(const Array& array, const Shape& extents, std::int64_t index) {
+std::int64_t batch_offset(const Array& array, const Shape& extents, std::int64_t index, std::size_t trailing) {
     if (array.data == nullptr) return 0;  // there are no elements, and nothing can be added to null
     std::int64_t offset = 0;
-    const std::size_t leading = array.rank() < 2 ? 0 : array.rank() - 2;
+    const std::size_t leading = array.rank() < trailing ? 0 : array.rank() - trailing;
     for (std::size_t i = extents.size(); i-- > 0;) {
         const std::int64_t at = index % extents[i];
         index /= extents[i];
@@ -114,17 +103,23 @@ const float* NumberMatrix::read(const KernelTable& kernels, std::int64_t row, st
                                 std::vector<float>& scratch) const {
     if (n == 0) return scratch.data();  // memory without elements may be null, to which nothing can be added
     const std::byte* first = data + row * row_stride + begin * col_stride;
-    const auto item = static_cast<std::int64_t>(size_of(dtype));
-    const bool contiguous = col_stride == item || n <= 1;
-    const bool aligned = reinterpret_cast<std::uintptr_t>(first) % size_of(dtype) == 0;
-    if (contiguous && aligned && dtype == DType::float32) return reinterpret_cast<const float*>(first);
+    const bool contiguous = col_stride == sizeof(float) || n <= 1;
+    if (dtype == DType::float32 && contiguous && reinterpret_cast<std::uintptr_t>(first) % sizeof(float) == 0)
+        return reinterpret_cast<const float*>(first);
     if (scratch.size() < static_cast<std::size_t>(n)) scratch.resize(static_cast<std::size_t>(n));
-    if (contiguous && aligned)
-        kernels.dequantize.load[static_cast<std::size_t>(dtype)](first, n, scratch.data());
-    else
-        for (std::int64_t i = 0; i < n; ++i)
-            scratch[static_cast<std::size_t>(i)] = read_number(first + i * col_stride, dtype);
+    read(kernels, row, begin, n, scratch.data());
     return scratch.data();
+}
+
+void NumberMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
+                        float* out) const {
+    if (n == 0) return;
+    const std::byte* first = data + row * row_stride + begin * col_stride;
+    const bool contiguous = col_stride == static_cast<std::int64_t>(size_of(dtype)) || n <= 1;
+    if (contiguous && reinterpret_cast<std::uintptr_t>(first) % size_of(dtype) == 0)
+        kernels.dequantize.load[static_cast<std::size_t>(dtype)](first, n, out);
+    else
+        for (std::int64_t i = 0; i < n; ++i) out[i] = load_number<float>(first + i * col_stride, dtype);
 }
 
 ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::int64_t index) {
@@ -148,6 +143,7 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     const GridStrides strides = grid_strides(scaled.scale(), layout, rank);
     m.scale_row_stride = strides.row;
     m.scale_col_stride = strides.col;
+    m.expanded = scaled.recipe().is_expanded();
     if (const auto& zero_point = scaled.zero_point()) {
         m.zero_point = grid_data(*zero_point, layout, rank, batch, index);
         m.zero_point_type = zero_point->type;
@@ -157,10 +153,10 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     }
     if (const auto& global = scaled.global_scale()) {
         const std::int64_t offset = global->size() == 1 ? 0 : batch_offset(*global, batch, index);
-        m.global_scale = read_number(global->as<const std::byte>() + offset, DType::float32);
+        m.global_scale = load_number<float>(global->as<const std::byte>() + offset, DType::float32);
         m.global_divides = scaled.recipe().global_divides;
     }
-    if (const InterleavedWeight* prepared = scaled.interleaved()) {
+    if (const InterleavedWeight* prepared = interleaved_of(scaled)) {
         m.lane_codes = prepared->codes.as<const std::uint8_t>() + batch_offset(prepared->codes, batch, index);
         m.lane_scales = prepared->scales.as<const std::byte>() + batch_offset(prepared->scales, batch, index);
         if (const auto& zeros = prepared->zero_points)
@@ -175,16 +171,13 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
 }
 
 float ScaledMatrix::scale_at(std::int64_t block_row, std::int64_t block_col) const {
-    const std::byte* p = scale + block_row * scale_row_stride + block_col * scale_col_stride;
-    if (!is_coded(scale_type)) return with_global(read_number(p, static_cast<DType>(scale_type)));
-    const auto code = static_cast<std::uint8_t>(*p);
-    return with_global(scale_type == ScaleType::e8m0 ? Float8E8M0FNU::decode(code) : Float8E4M3FN::decode(code));
+    return with_global(load_scale(scale + block_row * scale_row_stride + block_col * scale_col_stride, scale_type));
 }
 
 float ScaledMatrix::zero_point_at(std::int64_t block_row, std::int64_t block_col) const {
     if (zero_point == nullptr) return 0;
     const std::byte* p = zero_point + block_row * zero_row_stride + block_col * zero_col_stride;
-    if (zero_point_type.is_number()) return read_number(p, zero_point_type.dtype());
+    if (zero_point_type.is_number()) return load_number<float>(p, zero_point_type.dtype());
     const auto byte = static_cast<std::uint8_t>(*p);
     if (zero_point_type.is_codes()) return info(zero_point_type.format()).decode(byte);
     return zero_point_type == ElementType::int8() ? static_cast<float>(static_cast<std::int8_t>(byte))
@@ -192,7 +185,7 @@ float ScaledMatrix::zero_point_at(std::int64_t block_row, std::int64_t block_col
 }
 
 void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
-                 std::int64_t n, float* out) {
+                 std::int64_t n, float* out, GlobalScale global) {
     const std::byte* p = m.scale + block_row * m.scale_row_stride + first * m.scale_col_stride;
     const bool coded = is_coded(m.scale_type);
     const std::size_t size = coded ? 1 : size_of(static_cast<DType>(m.scale_type));
@@ -211,10 +204,10 @@ void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t
     } else if (contiguous) {
         kernels.dequantize.load[static_cast<std::size_t>(m.scale_type)](p, n, out);
     } else {
-        ScaledMatrix plain = m;
-        plain.global_scale = 1;
-        for (std::int64_t i = 0; i < n; ++i) out[i] = plain.scale_at(block_row, first + i);
+        for (std::int64_t i = 0; i < n; ++i) out[i] = load_scale(p + i * m.scale_col_stride, m.scale_type);
     }
+    if (global == GlobalScale::applied && m.global_scale != 1)
+        for (std::int64_t i = 0; i < n; ++i) out[i] = m.with_global(out[i]);
 }
 
 void read_finer_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t row, std::int64_t block,
@@ -222,10 +215,10 @@ void read_finer_scales(const KernelTable& kernels, const ScaledMatrix& m, std::i
     const std::int64_t own_blocks = m.grid.grid_cols(), blocks = (m.grid.cols + block - 1) / block;
     const std::int64_t repeats = (std::min(m.grid.block_cols, m.grid.cols) + block - 1) / block;
     scratch.resize(static_cast<std::size_t>(own_blocks));
-    read_scales(kernels, m, row / m.grid.block_rows, 0, own_blocks, scratch.data());
+    read_scales(kernels, m, row / m.grid.block_rows, 0, own_blocks, scratch.data(), GlobalScale::applied);
     for (std::int64_t b = 0, own = 0, left = repeats; b < blocks; ++b, --left) {
         if (left == 0) ++own, left = repeats;
-        out[b * stride] = m.with_global(scratch[static_cast<std::size_t>(own)]);
+        out[b * stride] = scratch[static_cast<std::size_t>(own)];
     }
 }
 
@@ -245,24 +238,45 @@ void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64
     const std::int64_t blocks = (begin + n - 1) / grid.block_cols - first_block + 1;
     const std::int64_t block_row = row / grid.block_rows;
     scratch.scales.resize(static_cast<std::size_t>(blocks));
-    read_scales(kernels, *this, block_row, first_block, blocks, scratch.scales.data());
-    if (global_scale != 1)
-        for (float& scale : scratch.scales) scale = with_global(scale);
+    read_scales(kernels, *this, block_row, first_block, blocks, scratch.scales.data(), GlobalScale::applied);
     if (zero_point != nullptr) {
         scratch.zero_points.resize(static_cast<std::size_t>(blocks));
         for (std::int64_t i = 0; i < blocks; ++i)
             scratch.zero_points[static_cast<std::size_t>(i)] = zero_point_at(block_row, first_block + i);
     }
-    kernels.dequantize.row(element,
-                           {.codes = codes,
-                            .begin = begin,
-                            .count = n,
-                            .block = grid.block_cols,
-                            .scales = scratch.scales.data(),
-                            .zero_points = zero_point != nullptr ? scratch.zero_points.data() : nullptr,
-                            .packed = packed,
-                            .out = out},
-                           dtype);
+    const DequantizeRow part{.codes = codes,
+                             .begin = begin,
+                             .count = n,
+                             .block = grid.block_cols,
+                             .scales = scratch.scales.data(),
+                             .zero_points = zero_point != nullptr ? scratch.zero_points.data() : nullptr,
+                             .packed = packed,
+                             .out = out};
+    if (expanded) return read_expanded(kernels, part, scratch, dtype);
+    kernels.dequantize.row(element, part, dtype);
+}
+
+// Codes as numbers, then what they stand for.
+void ScaledMatrix::read_expanded(const KernelTable& kernels, const DequantizeRow& row, Scratch& scratch,
+                                 DType dtype) const {
+    const bool direct = dtype == DType::float32;
+    if (!direct) scratch.expanded.resize(static_cast<std::size_t>(row.count));
+    auto* values = direct ? static_cast<float*>(row.out) : scratch.expanded.data();
+    const float one = 1;
+    DequantizeRow plain = row;
+    plain.block = row.begin + row.count;
+    plain.scales = &one;
+    plain.zero_points = nullptr;
+    plain.out = values;
+    kernels.dequantize.row(element, plain);
+    kernels.dequantize.contract({.values = values,
+                                 .begin = row.begin,
+                                 .count = row.count,
+                                 .group = row.block,
+                                 .scales = row.scales,
+                                 .exponents = row.zero_points,
+                                 .max = info(element).max});
+    if (!direct) kernels.dequantize.store[static_cast<std::size_t>(dtype)](values, row.count, row.out);
 }
 
 }  // namespace breccia::inline v0_4

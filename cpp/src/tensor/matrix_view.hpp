@@ -11,9 +11,12 @@
 
 namespace breccia::inline v0_4 {
 
-/// Byte offset of batch member `index` in an array whose leading axes are `extents`. An array of fewer axes than the
-/// batch is broadcast, as is one with an extent of 1.
-std::int64_t batch_offset(const Array& array, const Shape& extents, std::int64_t index);
+/// Byte offset of batch member `index` in an array whose leading axes, all but the last `trailing`, are `extents`. An
+/// array of fewer axes than the batch is broadcast, as is one with an extent of 1.
+std::int64_t batch_offset(const Array& array, const Shape& extents, std::int64_t index, std::size_t trailing = 2);
+
+/// An array's elements, in the order of its axes, to bytes that follow one another.
+void copy_elements(const Array& from, std::byte* to);
 
 /// The axes before the last two.
 Shape batch_shape(const Shape& shape);
@@ -28,6 +31,8 @@ struct NumberMatrix {
     /// Elements [begin, begin + n) of a row: in place where they are contiguous float32, else through `scratch`.
     const float* read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                       std::vector<float>& scratch) const;
+    /// The same, copied to `out`.
+    void read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, float* out) const;
 };
 
 /// `index` counts the matrices of the batch; axis -2 swaps rows and columns.
@@ -36,7 +41,7 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
 /// Working memory of one thread; sized on first use, then reused row after row.
 struct Scratch {
     std::vector<std::uint8_t> codes;
-    std::vector<float> scales, zero_points, values, transformed, gathered, gathered_weights;
+    std::vector<float> scales, zero_points, values, transformed, gathered, gathered_weights, expanded;
     std::vector<std::int32_t> amax;
 };
 
@@ -53,6 +58,7 @@ struct ScaledMatrix {
     const std::byte* zero_point = nullptr;
     ElementType zero_point_type;
     std::int64_t zero_row_stride = 0, zero_col_stride = 0;
+    bool expanded = false;  ///< the zero points are exponents
     float global_scale = 1;
     bool global_divides = false;
     /// Of a prepared weight: see InterleavedWeight.
@@ -72,13 +78,19 @@ struct ScaledMatrix {
     /// The scale of a block, the global scale included.
     [[nodiscard]] float scale_at(std::int64_t block_row, std::int64_t block_col) const;
     [[nodiscard]] float zero_point_at(std::int64_t block_row, std::int64_t block_col) const;
+
+private:
+    void read_expanded(const KernelTable& kernels, const DequantizeRow& row, Scratch& scratch, DType dtype) const;
 };
 
 ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::int64_t index);
 
-/// Scales of blocks [first, first + n) of a block row, without the global scale.
+/// Whether the global scale multiplies what is read, or divides it where it does so.
+enum class GlobalScale : bool { left_out, applied };
+
+/// Scales of blocks [first, first + n) of a block row.
 void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
-                 std::int64_t n, float* out);
+                 std::int64_t n, float* out, GlobalScale global = GlobalScale::left_out);
 
 /// A row's scales, the global scale included, as if each of its blocks were several of `block` elements: to floats of
 /// `out` that are `stride` apart.

@@ -1,26 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor/output.hpp"
 
-#include <cstring>
+#include "tensor/number.hpp"
 
 namespace breccia::inline v0_4 {
-namespace {
-
-template <class T>
-void put(std::byte* p, T x) {
-    std::memcpy(p, &x, sizeof x);
-}
-
-void write_number(std::byte* p, DType dtype, float x) {
-    switch (dtype) {
-        case DType::float32: return put(p, x);
-        case DType::float64: return put(p, static_cast<double>(x));
-        case DType::float16: return put(p, to_float16(x));
-        case DType::bfloat16: return put(p, to_bfloat16(x));
-    }
-}
-
-}  // namespace
 
 std::byte* OutputMatrix::at(std::int64_t row, std::int64_t col) const {
     return data + row * row_stride + col * col_stride;
@@ -38,7 +21,7 @@ void* OutputMatrix::in_place(std::int64_t row, std::int64_t begin, std::int64_t 
 void OutputMatrix::write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                          const float* x) const {
     if (is_run(row, begin, n)) return kernels.dequantize.store[static_cast<std::size_t>(dtype)](x, n, at(row, begin));
-    for (std::int64_t i = 0; i < n; ++i) write_number(at(row, begin + i), dtype, x[i]);
+    for (std::int64_t i = 0; i < n; ++i) store_number(at(row, begin + i), dtype, x[i]);
 }
 
 OutputMatrix output_matrix(const Array& out, int axis, const Shape& batch, std::int64_t index) {

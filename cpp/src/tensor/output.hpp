@@ -12,13 +12,14 @@ struct OutputMatrix {
     DType dtype = DType::float32;
     std::int64_t row_stride = 0, col_stride = 0;  // bytes
 
+    /// Where an element lies.
+    [[nodiscard]] std::byte* at(std::int64_t row, std::int64_t col) const;
     /// Where the elements lie side by side, aligned, or null.
     [[nodiscard]] void* in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const;
     /// Rounds to the output's type, nearest even.
     void write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, const float* x) const;
 
 private:
-    [[nodiscard]] std::byte* at(std::int64_t row, std::int64_t col) const;
     /// Whether the elements lie side by side, aligned.
     [[nodiscard]] bool is_run(std::int64_t row, std::int64_t begin, std::int64_t n) const;
 };

@@ -27,6 +27,7 @@ std::string to_string(const Recipe& recipe) {
     text += "(" + std::string(info(recipe.element).name) + ", " + name_of_scale(recipe.scale) + " scales, " +
             to_string(recipe.layout);
     if (recipe.has_zero_point()) text += ", zero points";
+    if (recipe.is_expanded()) text += ", exponents";
     if (recipe.search == ScaleSearch::mse) text += ", mse";
     if (recipe.two_level) text += ", two_level";
     if (recipe.global_divides) text += ", global_divides";

@@ -7,21 +7,8 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-bool is_mx(ScaleRule rule) {
-    switch (rule) {
-        case ScaleRule::mx_rceil:
-        case ScaleRule::mx_floor:
-        case ScaleRule::mx_ceil:
-        case ScaleRule::mx_even: return true;
-        case ScaleRule::divide:
-        case ScaleRule::multiply:
-        case ScaleRule::nvfp4_te:
-        case ScaleRule::nvfp4_torchao:
-        case ScaleRule::asymmetric: break;
-    }
-    return false;
-}
-bool is_nvfp4(ScaleRule rule) { return rule == ScaleRule::nvfp4_te || rule == ScaleRule::nvfp4_torchao; }
+bool is_mx(ScaleRule rule) { return traits_of(rule).scales == RuleScales::powers_of_two; }
+bool is_nvfp4(ScaleRule rule) { return traits_of(rule).scales == RuleScales::e4m3; }
 
 [[noreturn]] void reject(const std::string& field, const std::string& requirement, const std::string& value) {
     throw_value("recipe." + field + " must be " + requirement + ", got " + value);
@@ -36,7 +23,7 @@ void check_enumerators(const Recipe& recipe) {
     };
     check("element", recipe.element, Format{static_cast<std::uint8_t>(format_table.size() - 1)});
     check("scale", recipe.scale, ScaleType::e4m3);
-    check("rule", recipe.rule, ScaleRule::asymmetric);
+    check("rule", recipe.rule, last_scale_rule);
     check("search", recipe.search, ScaleSearch::mse);
 }
 
@@ -48,10 +35,12 @@ void check_element(const Recipe& recipe) {
     if (!element.is_target) reject("element", "a format that recipes quantize to", name);
     if (is_nvfp4(recipe.rule) && recipe.element != format_of<Float4E2M1FN>)
         reject("element", "float4_e2m1fn for a rule of NVFP4", name);
-    if ((is_mx(recipe.rule) || recipe.rule == ScaleRule::multiply) && element.family != CodecFamily::minifloat)
+    if (traits_of(recipe.rule).floats && element.family != CodecFamily::minifloat)
         reject("element", "a floating-point format for this rule", name);
-    if (recipe.rule == ScaleRule::asymmetric && element.family != CodecFamily::integer)
+    if (recipe.has_zero_point() && element.family != CodecFamily::integer)
         reject("element", "an integer format for a rule with zero points", name);
+    if (recipe.is_expanded() && (element.bits != 8 || element.lowest >= 0))
+        reject("element", "a signed format of 8 bits for a rule with exponents", name);
 }
 
 std::string name_of(ScaleType type) {
@@ -72,6 +61,10 @@ void check_scale(const Recipe& recipe) {
     if (recipe.two_level && !is_nvfp4(recipe.rule))
         reject("two_level", "false unless the rule is one of NVFP4", "true");
     if (recipe.global_divides && !recipe.two_level) reject("global_divides", "false without a global scale", "true");
+    if (recipe.is_expanded() && recipe.scale != ScaleType::float32)
+        reject("scale", "float32 for a rule with exponents", name_of(recipe.scale));
+    if (recipe.is_expanded() && recipe.search != ScaleSearch::amax)
+        reject("search", "amax for a rule with exponents", "mse");
     if (recipe.margin < -126 || recipe.margin > 126)
         reject("margin", "between -126 and 126", std::to_string(recipe.margin));
 }
@@ -79,6 +72,8 @@ void check_scale(const Recipe& recipe) {
 void check_layout(const Recipe& recipe) {
     validate(recipe.layout);
     if (recipe.layout.axis != -1) reject("layout.axis", "-1: a cast packs codes along the last axis", "-2");
+    if (recipe.is_expanded() && recipe.layout.kind != LayoutKind::per_block_k)
+        reject("layout", "PerBlockK for a rule with exponents", std::string(breccia::name_of(recipe.layout.kind)));
     if (recipe.ragged && recipe.layout.kind != LayoutKind::per_block_mn)
         reject("ragged", "false unless the layout is PerBlockMN", "true");
 }

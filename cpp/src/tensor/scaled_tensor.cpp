@@ -128,15 +128,22 @@ void ScaledTensor::check_zero_point() const {
         if (recipe_.has_zero_point())
             throw_value("zero_point is required for " + std::string(recipe_.name) + "(symmetric=" + spelled(false) +
                         ")");
+        if (recipe_.is_expanded())
+            throw_value("zero_point is required for " + std::string(recipe_.name) + ": it holds the groups' exponents");
         return;
     }
-    if (info(recipe_.element).family != CodecFamily::integer)
+    if (!recipe_.is_expanded() && info(recipe_.element).family != CodecFamily::integer)
         throw_value("zero_point must be " + spelled_none() + " for " + std::string(recipe_.name) +
                     ": only integer codes have one");
     if (zero_point->shape != scale_.shape)
         throw_value("zero_point.shape (" + to_string(zero_point->shape) + ") must match scale.shape (" +
                     to_string(scale_.shape) + ")");
     const ElementType type = zero_point->type;
+    if (recipe_.is_expanded()) {
+        if (type == ElementType(DType::float16)) return;
+        throw_type("zero_point must be a float16 array of exponents for " + std::string(recipe_.name) + ", got dtype " +
+                   type.name());
+    }
     const bool integers = type.is_codes() && info(type.format()).family == CodecFamily::integer;
     if (!type.is_byte() && !type.is_number() && !integers)
         throw_type("zero_point must be an integer or float array, got dtype " + type.name());

@@ -67,7 +67,7 @@ struct RowsOfBytes {
 
     [[nodiscard]] std::int64_t words() const { return (bytes + 3) / 4; }
     [[nodiscard]] Byte* at(std::int64_t row, std::int64_t word) const { return data + row * bytes + 4 * word; }
-    // Bytes of the line from word `first` on that a row has.
+    // How many bytes of a line a row has from word `first` on.
     [[nodiscard]] std::size_t size_at(std::int64_t first) const {
         return static_cast<std::size_t>(std::min<std::int64_t>(bytes - 4 * first, sizeof(Line)));
     }
@@ -81,8 +81,8 @@ void copy_line(void* to, const void* from, std::size_t size) {
         std::memcpy(to, from, size);
 }
 
-// From the tile whose column n is row row_of(n) of the codes, words `first` and following; rows beyond the last have no
-// codes.
+// Stores column n of a tile as words `first` and following of row row_of(n) of the codes. Columns of rows that do not
+// exist are left out.
 template <class RowOf>
 void store_tile(const RowsOfBytes<std::uint8_t>& codes, std::int64_t first, const Tile& tile, RowOf row_of) {
     for (std::int64_t n = 0; n < tile_rows; n += 4) {
@@ -94,7 +94,7 @@ void store_tile(const RowsOfBytes<std::uint8_t>& codes, std::int64_t first, cons
     }
 }
 
-// To such a tile; what there is no code for is zero.
+// Loads a tile's columns from the same places. What there is no code for is zero.
 template <class RowOf>
 void load_tile(const RowsOfBytes<const std::uint8_t>& codes, std::int64_t first, Tile& tile, RowOf row_of) {
     for (std::int64_t n = 0; n < tile_rows; n += 4) {
@@ -125,14 +125,14 @@ void for_each_tile(std::int64_t words, std::int64_t rows, F body) {
 
 // ---- GPTQ -----------------------------------------------------------------------------------------------------------
 
-// Where a word's codes come from: codes of words of other rows.
+// Where the codes of a word come from: each from a word of another row, shifted.
 template <int PerWord>
 struct Sources {
     const std::uint32_t* rows[PerWord];
     int shifts[PerWord];
 };
 
-// Word r of the matrix whose column j is column order[j] of one of words in rows `stride` apart.
+// Word r of the matrix whose column j is column order[j] of the given one, whose rows of words are `stride` apart.
 template <int PerWord>
 void gather_word(const std::uint32_t* words, std::int64_t stride, const std::int64_t* order, std::int64_t n,
                  std::uint32_t flip, std::uint32_t* out) {

@@ -11,7 +11,7 @@ import torch
 
 from breccia.bridges import native
 from breccia.bridges.parts import ghost
-from breccia.layouts import Layout, PerTensor
+from breccia.layouts import Layout
 from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -97,7 +97,7 @@ class Slice:
         return {
             role: Piece(
                 here[f"w.{role}"].shape,
-                _DTYPES.get(here[f"w.{role}"].dtype, torch.uint8) if role != "zero_point" else torch.uint8,
+                _dtype(role, here[f"w.{role}"].dtype),
                 here[f"w.{role}"].dtype == "I8",
                 self._kind(role, whole[f"w.{role}"].shape),
             )
@@ -115,9 +115,13 @@ class Slice:
         return "channel" if whole[-1] == 1 else "group"
 
 
+def _dtype(role: str, stored: str) -> torch.dtype:
+    """That of a parameter: zero points are bytes, whatever their sign; exponents of groups are floats."""
+    return torch.uint8 if role == "zero_point" and stored == "I8" else _DTYPES.get(stored, torch.uint8)
+
+
 def _block(layout: Layout) -> tuple[int, int]:
-    down = getattr(layout, "block_m", 1)
-    return (0 if isinstance(layout, PerTensor) else down), getattr(layout, "block_n", getattr(layout, "block_size", 1))
+    return layout.block.rows, layout.block.columns or 1
 
 
 def bytewise(load: Callable[..., Any]) -> Callable[..., Any]:

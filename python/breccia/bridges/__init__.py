@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from breccia.bridges.contract import Bridge
     from breccia.bridges.file_kinds import Container
+    from breccia.bridges.protocol import Bridge
 
 # The modules of the formats. They are not looked for in the folder: where no file can be opened, that finds none.
 _MODULES = (
@@ -36,16 +36,18 @@ _MODULES = (
     "native",
     "onnx",
     "quark",
+    "qwix",
     "torchao",
     "transformer_engine",
 )
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
     "file_kinds": ("Container", "Output", "WeightFile"),
-    "contract": ("LIKELY", "NAMED", "NO", "Bridge", "FileFormat", "Kind", "Place", "Sample"),
+    "contract": ("LIKELY", "NAMED", "NO", "FileFormat", "Kind", "Place", "Sample"),
     "fnuz": ("from_fnuz", "to_fnuz"),
     "outside": ("OutsideTensor",),
     "parts": ("Found", "Part"),
+    "protocol": ("Bridge",),
     "readers": ("Readers",),
     "registering": ("register", "unregister"),
     "written": ("InputScale", "Written"),
@@ -88,18 +90,20 @@ def bridge(name: str) -> Bridge:
 @cache
 def _by_name() -> dict[str, Bridge]:
     """What `bridge` looks up, which checkpoints of many tensors ask for each: `register` makes it anew."""
-    from breccia.bridges.contract import PLAIN, all_of
+    from breccia.bridges.contract import PLAIN
+    from breccia.bridges.protocol import all_of
 
     return {"": PLAIN, "plain": PLAIN, **all_of([module.BRIDGE for module in modules().values()])}
 
 
-def containers() -> list[Container]:
+@cache
+def containers() -> tuple[Container, ...]:
     """The kinds of files that formats have, the last of which is safetensors: what no other one holds."""
     from breccia.bridges.file_kinds import SAFETENSORS
 
     every = dict.fromkeys(one.container for one in registry().values())
     every.pop(SAFETENSORS, None)
-    return [*every, SAFETENSORS]
+    return (*every, SAFETENSORS)
 
 
 @cache

@@ -18,15 +18,12 @@ from breccia.bridges.common import (
     check_matrix,
     get_matrix,
     made,
-    pack_nibbles,
-    packed_codes,
     row_blocks,
     scale_name,
-    unpack_nibbles,
-    word_matrix,
 )
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.integers import integer_zero_point, offset_bits
+from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.written import Written
 from breccia.recipes import INT4Scaling, ScalingRecipe
@@ -119,11 +116,9 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     groups = scale.shape[-1]
 
     def qzeros() -> Array:
-        zero = integer_zero_point(scaled)
+        zero = integer_zero_point(scaled, 15)
         if zero is None:
             zero = np.full((rows, groups), 8 if scaled.recipe.element == "int4" else 0, np.uint8)
-        if zero.size and zero.max() > 15:
-            raise ValueError(f"zero_point must be from 0 to 15, got {zero.max()}")
         return _words(pack_nibbles(zero), groups, 0)
 
     return {

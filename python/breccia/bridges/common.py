@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the bridges share: bytes of foreign arrays, nibbles, tiled scales, and how a bridge describes
-tensors of a checkpoint without reading them."""
+"""What the bridges share: bytes of foreign arrays, parts by their names, and scales as others order and name them."""
 
 from __future__ import annotations
 
@@ -9,23 +8,18 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from breccia import frameworks
-from breccia._inputs import refuse_mask
 from breccia.bridges.checks import StoredTypeError
-from breccia.formats import decode
-from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
+from breccia.layouts import Layout, PerBlockK, PerBlockMN, _spec
 from breccia.peers import require
 from breccia.recipe_names import resolve
-from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe, global_divides
+from breccia.recipes import ScalingRecipe, global_divides
 from breccia.scaled_tensor import ScaledTensor, check_kernels
+from breccia.value.inputs import refuse_mask
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-FP8_DTYPES = {"F8_E4M3": "E4M3", "F8_E5M2": "E5M2"}
-_FP8_NAMES = {"E4M3": "float8_e4m3fn", "E5M2": "float8_e5m2"}
-FP8_CODES = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 SCALE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "uint16": "bf16", "float32": "fp32"}
 STORED_SCALES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32"}
 
@@ -78,15 +72,15 @@ def _coded(plain: Array, name: str) -> Array:
     return plain.view(getattr(ml_dtypes, name))
 
 
-def to_torch(array: Array, dtype: str | None = None) -> Any:
-    """A NumPy array as torch's, ml_dtypes' types included; ``dtype`` reads codes as that torch type."""
+def to_torch(array: Array) -> Any:
+    """A NumPy array as torch's, ml_dtypes' types included."""
     import torch
 
     array = np.ascontiguousarray(array) if array.ndim else array.copy()
-    name = dtype or (array.dtype.name if array.dtype.name.startswith(("float8", "bfloat16")) else None)
     if not array.flags.writeable:
         array = array.copy()
-    if name is None:
+    name = array.dtype.name
+    if not name.startswith(("float8", "bfloat16")):
         return torch.from_numpy(array)
     width = np.uint8 if array.dtype.itemsize == 1 else np.int16
     return torch.from_numpy(array.reshape(-1).view(width)).view(getattr(torch, name)).reshape(array.shape)
@@ -119,35 +113,6 @@ def codes(x: Any, argument: str) -> Array:
     if array.dtype.itemsize != 1:
         raise StoredTypeError(f"{argument} must have one-byte items, got dtype {array.dtype}")
     return array if array.dtype == np.uint8 else np.ascontiguousarray(array).view(np.uint8).reshape(array.shape)
-
-
-def word_matrix(x: Any, argument: str) -> NDArray[np.uint32]:
-    """32-bit words as the core reads them.
-
-    Raises:
-        TypeError: its items are not 32-bit integers.
-    """
-    array = as_numpy(x, argument)
-    if array.dtype.kind not in "iu" or array.dtype.itemsize != 4:
-        raise StoredTypeError(f"{argument} must be an int32 or uint32 array, got dtype {array.dtype}")
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).view("<u4")
-
-
-def words(x: Any, argument: str) -> Array:
-    """An array of 32-bit words as little-endian bytes, four per word along the last axis.
-
-    Raises:
-        TypeError: its items are not 32-bit integers.
-    """
-    return word_matrix(x, argument).view(np.uint8)
-
-
-def from_words(packed: Array, dtype: str = "<i4") -> Array:
-    """The inverse of `words`: rows are filled up with zeros to whole words."""
-    missing = -packed.shape[-1] % 4
-    if missing:
-        packed = np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, missing)])
-    return np.ascontiguousarray(packed).view(dtype)
 
 
 def scale_name(dtype: str) -> str:
@@ -197,44 +162,6 @@ def get_matrix(parts: Mapping[str, Any], name: str, bridge: str) -> Array:
     if array.ndim != 2:
         raise ValueError(f"{bridge}: {name!r} must be a matrix, got shape {array.shape}")
     return array
-
-
-def unpack_nibbles(packed: Array, n: int) -> Array:
-    """``n`` codes per row, one per byte."""
-    both = np.stack([packed & 15, packed >> 4], axis=-1)
-    return both.reshape(*packed.shape[:-1], -1)[..., :n]
-
-
-def unpack_bits(packed: Array, bits: int) -> Array:
-    """Codes of ``bits`` bits, one after another from the low bit of the first byte on, one per byte."""
-    stream = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
-    padded = np.zeros((*stream.shape[:-1], 8), np.uint8)
-    padded[..., :bits] = stream
-    return np.packbits(padded, axis=-1, bitorder="little")[..., 0]
-
-
-def unpack_sixes(packed: Array) -> Array:
-    """Codes of 6 bits, one per byte, of which four share three bytes, from the low bit on."""
-    b = packed.reshape(*packed.shape[:-1], -1, 3).astype(np.uint32)
-    word = b[..., 0] | b[..., 1] << 8 | b[..., 2] << 16
-    codes6 = np.stack([word >> shift & 0x3F for shift in (0, 6, 12, 18)], axis=-1)
-    return codes6.astype(np.uint8).reshape(*packed.shape[:-1], -1)
-
-
-def pack_sixes(values: Array) -> Array:
-    """The inverse of `unpack_sixes`."""
-    c = values.reshape(*values.shape[:-1], -1, 4).astype(np.uint32)
-    word = c[..., 0] | c[..., 1] << 6 | c[..., 2] << 12 | c[..., 3] << 18
-    packed = np.stack([word, word >> 8, word >> 16], axis=-1).astype(np.uint8)
-    return packed.reshape(*values.shape[:-1], -1)
-
-
-def pack_nibbles(values: Array) -> Array:
-    """Two codes per byte, the even element low; an odd row's last high nibble is zero."""
-    if values.shape[-1] % 2:
-        values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)])
-    packed: Array = values[..., ::2] | (values[..., 1::2] << 4)
-    return packed
 
 
 def reciprocal(x: Array) -> Array:
@@ -298,13 +225,6 @@ def bfloat16_bits(values: Array) -> Array:
     return rounded
 
 
-def packed_codes(scaled: ScaledTensor) -> Array:
-    """4-bit data as packed bytes, whichever way the tensor stores it."""
-    data = codes(scaled.data, "data")
-    check_upright(scaled)
-    return np.ascontiguousarray(data) if scaled.is_packed else pack_nibbles(data & 15)
-
-
 def row_blocks(group_size: int, columns: int) -> Layout:
     """One scale per ``group_size`` elements of a row, the last group short where it must be."""
     return PerBlockK(group_size) if columns % group_size == 0 else PerBlockMN(1, group_size)
@@ -322,57 +242,6 @@ def group_size_of(columns: int, groups: int, argument: str) -> int:
         if -(-columns // size) == groups:
             return size
     raise ValueError(f"{argument} must have one entry per group of {columns} columns, got {groups}")
-
-
-def fp8_format_of(weight: Array, said: str | None = None) -> str:
-    """The format of FP8 codes: what the header said, else what the array's dtype says (E4M3 where those are bytes).
-
-    Raises:
-        ValueError: they are of AMD's fnuz, which means other numbers by the same bits.
-    """
-    if weight.dtype.name.endswith("fnuz"):
-        raise ValueError(f"weight must be of E4M3 or E5M2, got {weight.dtype}: breccia.bridges.from_fnuz reads it")
-    return said or FP8_CODES.get(weight.dtype.name, "E4M3")
-
-
-def fp8_values(raw: Array, fp8_format: str) -> Array:
-    """The numbers that FP8 codes stand for, as float32."""
-    return decode(codes(raw, "raw"), _FP8_NAMES[fp8_format])
-
-
-def fp8_recipe(
-    fp8_format: str, shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_dtype: str
-) -> tuple[ScalingRecipe, Layout, tuple[int, ...]]:
-    """Recipe, layout and the scale's shape in that layout, for an FP8 weight and the shape its scale
-    is stored in.
-
-    Raises:
-        ValueError: the scale's shape fits no granularity.
-    """
-    if not shape:
-        raise ValueError("weight.shape must have at least one axis, got ()")
-    rows, columns = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[-1])
-    if math.prod(scale_shape) == 1 and rows * columns != 1:
-        return Float8CurrentScaling(fp8_format=fp8_format), PerTensor(), ()
-    batch = shape[:-2]
-    scale_format = SCALE_NAMES.get(scale_dtype, "e8m0")
-    scale_format = "fp32" if scale_format == "fp16" else scale_format
-    if scale_shape in ((*batch, rows, 1), (*batch, rows)):
-        return Float8CurrentScaling(fp8_format=fp8_format, granularity="row"), PerChannel(), scale_shape
-    if len(scale_shape) == len(batch) + 4 and scale_shape[-3] == scale_shape[-1] == 1:  # (N/128, 1, K/128, 1)
-        scale_shape = (*batch, scale_shape[-4], scale_shape[-2])
-    if scale_shape[:-1] == (*batch, rows):
-        size = group_size_of(columns, scale_shape[-1], "scale")
-        recipe = Float8BlockScaling(fp8_format=fp8_format, block_k=size, scale_format=scale_format)
-        return recipe, row_blocks(size, columns), scale_shape
-    for size in (128, 64, 256, 32, 16, 512):
-        if scale_shape == (*batch, -(-rows // size), -(-columns // size)):
-            recipe = Float8BlockScaling(fp8_format=fp8_format, block_k=size, block_m=size, scale_format=scale_format)
-            return recipe, PerBlockMN(size, size), scale_shape
-    raise ValueError(
-        f"scale.shape must be that of one scale per tensor, row, block of a row or square tile of {shape}, "
-        f"got {scale_shape}"
-    )
 
 
 def made(*arguments: Any, **options: Any) -> ScaledTensor:
@@ -401,11 +270,51 @@ def unswizzle(scale: Array, rows: int, columns: int) -> Array:
 
 def swizzle(scale: Array) -> Array:
     """The inverse of `unswizzle`, flat; what pads the last tiles is zero."""
-    rows, columns = scale.shape
-    tiles_m, tiles_k = -(-rows // 128), -(-columns // 4)
-    padded = np.zeros((tiles_m * 128, tiles_k * 4), np.uint8)
-    padded[:rows, :columns] = codes(scale, "scale")
-    return np.ascontiguousarray(padded.reshape(tiles_m, 4, 32, tiles_k, 4).transpose(0, 3, 2, 1, 4)).reshape(-1)
+    padded = _filled_up(scale, 128, 4)
+    tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4).transpose(0, 3, 2, 1, 4)
+    return np.ascontiguousarray(tiles).reshape(-1)
+
+
+def _filled_up(scale: Array, rows: int, columns: int) -> Array:
+    """Codes (rows, columns) with zeros behind them, up to whole tiles of so many rows and columns."""
+    padded = np.zeros((-(-scale.shape[0] // rows) * rows, -(-scale.shape[1] // columns) * columns), np.uint8)
+    padded[: scale.shape[0], : scale.shape[1]] = codes(scale, "scale")
+    return padded
+
+
+def to_aiter_scales(scale: Array) -> Array:
+    """E8M0 scales in the order that AITER's products on MI355 read: `e8m0_shuffle` of amd-aiter 0.1.7, whose tiles are
+    of 32 rows and 8 block columns (docs/formats.md).
+
+    Args:
+        scale: codes (rows, columns) in row order: those of a ScaledTensor of MXFP4 or MXFP8.
+
+    Returns:
+        uint8 (rows, columns), rows filled up to a multiple of 256 and columns to one of 8 with zeros.
+
+    Raises:
+        ValueError: ``scale`` is not of two axes.
+    """
+    if scale.ndim != 2:
+        raise ValueError(f"scale must be (rows, columns), got shape {tuple(scale.shape)}")
+    padded = _filled_up(scale, 256, 8)
+    tiles = padded.reshape(padded.shape[0] // 32, 2, 16, padded.shape[1] // 8, 2, 4).transpose(0, 3, 5, 2, 4, 1)
+    return np.ascontiguousarray(tiles).reshape(padded.shape)
+
+
+def from_aiter_scales(scale: Array, rows: int, columns: int) -> Array:
+    """The inverse of `to_aiter_scales`: uint8 (rows, columns) in row order.
+
+    Raises:
+        ValueError: ``scale`` is not of as many bytes as scales of that shape have in AITER's order.
+    """
+    shape = -(-rows // 256) * 256, -(-columns // 8) * 8
+    if scale.size != math.prod(shape):
+        raise ValueError(
+            f"scale must have {math.prod(shape)} bytes for {rows} x {columns} scales in AITER's order, got {scale.size}"
+        )
+    tiles = codes(scale, "scale").reshape(shape[0] // 32, shape[1] // 8, 4, 16, 2, 2).transpose(0, 5, 3, 1, 4, 2)
+    return np.ascontiguousarray(tiles.reshape(shape)[:rows, :columns])
 
 
 def float_dtype(dtype: Any) -> Any:

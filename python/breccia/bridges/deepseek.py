@@ -16,24 +16,23 @@ import numpy as np
 
 from breccia.bridges.checks import numbers
 from breccia.bridges.common import (
-    FP8_DTYPES,
     STORED_SCALES,
     Array,
     as_numpy,
     check_parts,
     check_upright,
     codes,
-    fp8_format_of,
     get,
     made,
-    packed_codes,
     row_blocks,
 )
 from breccia.bridges.contract import FileFormat, Place, Sample
+from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_stored
+from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, InputScale, Written
-from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerTensor
+from breccia.layouts import Layout, PerBlockMN, PerTensor
 from breccia.recipes import (
     Float8BlockScaling,
     Float8CurrentScaling,
@@ -188,8 +187,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     data, scale = to_deepseek_v3(scaled)
     if isinstance(scaled.recipe, MXFP4BlockScaling):
         return {"weight": part(data, "I8"), "scale": part(codes(scale, "scale"), "F8_E8M0")}
-    stored = "F8_E5M2" if scaled.recipe.element == "float8_e5m2" else "F8_E4M3"
-    weight = part(codes(data, "data"), stored)
+    weight = part(codes(data, "data"), fp8_stored(scaled.recipe))
     scale = as_numpy(scale, "scale")
     if scale.dtype.itemsize == 1:
         return {"weight": weight, "scale": part(codes(scale, "scale"), "F8_E8M0")}
@@ -266,9 +264,9 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return Found(weight, NAME, "MXFP8", parts, stored.shape, mx, PerBlockMN(1, 32), details=details)
     recipe, layout = _block(stored.shape, entry.shape, dtype, block[-1], fp8)
     findings: tuple[str, ...] = ()
-    if isinstance(layout, PerBlockK) and said is not None:
+    if layout.block.rows == 1 and said is not None:
         findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {list(block)}",)
-    kind = "FP8 tiles" if isinstance(layout, PerBlockMN) and layout.block_m > 1 else "FP8 row blocks"
+    kind = "FP8 tiles" if layout.block.rows > 1 else "FP8 row blocks"
     return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, details=details, findings=findings)
 
 

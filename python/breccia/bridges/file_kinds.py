@@ -105,11 +105,13 @@ class Container:
         title: its name, for messages.
         peer: the module that `open` and `writer` import; None where there is none.
         whole: whether one file holds a whole model, with no config.json beside it.
+        types_alone: whether a file has no types but `types`.
         header_of_all: whether the header of every shard tells of the tensors of all.
     """
 
     title = "safetensors"
     whole = False
+    types_alone = False
     peer: str | None = None
 
     def __init__(self, header_of_all: bool = False) -> None:
@@ -213,6 +215,24 @@ class Container:
     def merging(self) -> Any:
         """The class of what merges an adapter into a file of this kind, which stays as it is but for the tensors that
         change; None: the merge is a conversion."""
+        return None
+
+    @property
+    def adapter(self) -> Any:
+        """What reads a LoRA adapter in a file of this kind, of a path and the checkpoint that it changes; None: such
+        files hold none."""
+        return None
+
+    def scales_of_blocks(self, raw: Any, kind: str) -> Any:
+        """What codes of blocks are multiplied by, where no ScaledTensor can hold them.
+
+        Args:
+            raw: bytes of whole blocks, uint8.
+            kind: of them, a `Found`'s.
+
+        Returns:
+            float32, flat; None where that is not known.
+        """
         return None
 
     def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:

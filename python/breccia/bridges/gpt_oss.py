@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.bridges.common import Array, codes, get, made, packed_codes
+from breccia.bridges.common import Array, codes, get, made
 from breccia.bridges.contract import FileFormat, Sample
+from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written

@@ -20,22 +20,25 @@ from breccia.bridges.common import (
     as_numpy,
     check_matrix,
     codes,
-    from_words,
     get_matrix,
     made,
-    pack_nibbles,
-    packed_codes,
     row_blocks,
     scale_name,
+)
+from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.integers import int4, integer_zero_point, offset_bits, order_of_columns
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.packing import (
+    from_words,
+    pack_nibbles,
+    packed_codes,
     unpack_bits,
     unpack_nibbles,
     word_matrix,
     words,
 )
-from breccia.bridges.contract import FileFormat, Place
-from breccia.bridges.integers import int4, integer_zero_point, offset_bits, order_of_columns
-from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
+from breccia.bridges.readers import fused_layers
 from breccia.bridges.written import Written
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -360,7 +363,7 @@ def config(written: Written) -> dict[str, Any]:
         "modules_in_block_to_quantize": None,
     }
     if written.ignored:
-        names = [*written.ignored, *_fused(written.ignored)]
+        names = [*written.ignored, *fused_layers(written.ignored)]
         dynamic |= {f"-:^{re.escape(name)}$": {} for name in names}
     return {"quantization_config": said | ({"dynamic": dynamic} if dynamic else {})}
 
@@ -383,19 +386,9 @@ def _dynamic(first: ScalingRecipe, others: list[tuple[ScalingRecipe, list[str]]]
                 f"have {first}, {modules[0]!r} has {recipe}; name a recipe in --to, or another format"
             )
         own = {"bits": _bits(recipe), "group_size": getattr(recipe, "group_size", None) or -1}
-        names = [*modules, *_fused(modules)]
+        names = [*modules, *fused_layers(modules)]
         said |= {f"+:^{re.escape(name)}$": own for name in names}
     return said
-
-
-def _fused(modules: list[str]) -> list[str]:
-    """The layers that servers make of parts which are all left alone: they look for those names."""
-    there = set(modules)
-    names = []
-    for whole, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
-        prefixes = (module.removesuffix(parts[0]) for module in modules if module.endswith(f".{parts[0]}"))
-        names += [prefix + whole for prefix in prefixes if all(prefix + part in there for part in parts)]
-    return names
 
 
 def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor:

@@ -8,18 +8,13 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.checks import StoredTypeError
-from breccia.bridges.common import Array, as_numpy, group_size_of, made, packed_codes, row_blocks, scale_name
+from breccia.bridges.common import Array, as_numpy, group_size_of, made, row_blocks, scale_name
+from breccia.bridges.packing import packed_codes
 from breccia.recipes import INT4Scaling
 from breccia.scaled_tensor import ScaledTensor
 
 
-def int4_from_offset(
-    packed: Array,
-    scale: Array,
-    zero_point: Array | None,
-    shape: tuple[int, ...],
-    group_size: int | None = None,
-) -> ScaledTensor:
+def int4_from_offset(packed: Array, scale: Array, zero_point: Array | None, shape: tuple[int, ...]) -> ScaledTensor:
     """INT4 stored in offset binary, value = (code - zero) · scale with zero = 8 where there is no
     ``zero_point``: signed codes without zero point, or unsigned ones with."""
     if scale.ndim == 0:
@@ -27,7 +22,7 @@ def int4_from_offset(
     columns = shape[-1]
     data = packed[..., : (columns + 1) // 2]
     data = _flipped(data, columns) if zero_point is None else data
-    return int4(data, scale, zero_point, shape, group_size or group_size_of(columns, scale.shape[-1], "scale"))
+    return int4(data, scale, zero_point, shape, group_size_of(columns, scale.shape[-1], "scale"))
 
 
 def int4(data: Array, scale: Array, zero_point: Array | None, shape: tuple[int, ...], group_size: int) -> ScaledTensor:
@@ -80,20 +75,24 @@ def _flipped(packed: Array, columns: int) -> Array:
     return result
 
 
-def integer_zero_point(scaled: ScaledTensor, argument: str = "zero_point") -> Array | None:
+def integer_zero_point(scaled: ScaledTensor, most: int = 16) -> Array | None:
     """The zero point as ``uint8``, on the scale of unsigned 4-bit codes.
+
+    Args:
+        scaled: the tensor.
+        most: the largest that the format stores.
 
     Raises:
         ValueError: it is not whole or out of range.
     """
     if scaled.zero_point is None:
         return None
-    zero = as_numpy(scaled.zero_point, argument)
+    zero = as_numpy(scaled.zero_point, "zero_point")
     whole = zero if zero.dtype.kind in "iu" else zero.astype(np.float32)
     if zero.dtype.kind not in "iu" and not np.array_equal(whole, np.rint(whole)):
-        raise ValueError(f"{argument} must be whole numbers for this format, got fractions")
+        raise ValueError("zero_point must be whole numbers for this format, got fractions")
     whole = whole.astype(np.int16) + (8 if scaled.recipe.element == "int4" else 0)
-    if whole.size and (whole.min() < 0 or whole.max() > 16):
-        raise ValueError(f"{argument} must be from 0 to 16, got {whole.min()} to {whole.max()}")
+    if whole.size and (whole.min() < 0 or whole.max() > most):
+        raise ValueError(f"zero_point must be from 0 to {most}, got {whole.min()} to {whole.max()}")
     result: Array = whole.astype(np.uint8)
     return result

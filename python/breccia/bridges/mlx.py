@@ -21,20 +21,16 @@ from breccia.bridges.common import (
     as_numpy,
     codes,
     float32,
-    from_words,
     get,
     global_scale,
     made,
-    pack_nibbles,
-    packed_codes,
     row_blocks,
     scale_name,
-    unpack_bits,
-    words,
 )
 from breccia.bridges.contract import LIKELY, NAMED, FileFormat
 from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.packing import from_words, pack_nibbles, packed_codes, unpack_bits, words
 from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outside
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written

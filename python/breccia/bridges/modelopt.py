@@ -15,28 +15,24 @@ import numpy as np
 
 from breccia.bridges.checks import FLOATS, check_axes, float_name
 from breccia.bridges.common import (
-    FP8_DTYPES,
     STORED_SCALES,
     Array,
     as_numpy,
     codes,
-    fp8_format_of,
-    fp8_recipe,
     get,
     global_scale,
     group_size_of,
     made,
-    pack_nibbles,
-    packed_codes,
     row_blocks,
     scale_name,
-    unpack_nibbles,
 )
-from breccia.bridges.contract import FileFormat, Place, method_of
+from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_recipe, fp8_stored
+from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
-from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.layouts import PerBlockMN
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -160,10 +156,9 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             "weight_scale": part(codes(scale, "scale"), "F8_E4M3"),
             "weight_scale_2": part(second, "F32"),
         }
-    stored = "F8_E5M2" if recipe.element == "float8_e5m2" else "F8_E4M3"
     if isinstance(recipe, MXFP8BlockScaling):
         return {
-            "weight": part(codes(scaled.data, "data"), stored),
+            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
             "weight_scale": part(codes(scale, "scale"), "U8"),
         }
     if isinstance(recipe, INT4Scaling) and recipe.signed:
@@ -180,12 +175,12 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
         }
     if carries(recipe) and scale.dtype.itemsize > 1:
-        if isinstance(scaled.layout, PerTensor):
+        if scaled.layout.one_scale:
             scale = scale.reshape(())
-        if isinstance(scaled.layout, PerChannel) and scale.ndim == scaled.ndim:
+        if scaled.layout.block == (1, 0) and scale.ndim == scaled.ndim:
             scale = scale[..., 0]
         return {
-            "weight": part(codes(scaled.data, "data"), stored),
+            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
             "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
         }
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
@@ -201,7 +196,7 @@ def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part
         parts["weight_scale"] = Part(
             scale.dtype, (rows, 1, columns, 1), lambda: scale.make().reshape(rows, 1, columns, 1)
         )
-    elif isinstance(scaled.layout, PerTensor) and not place.inputs:
+    elif scaled.layout.one_scale and not place.inputs:
         every = scaled.shape[:-1]
         parts["weight_scale"] = Part(scale.dtype, every, lambda: np.full(every, scale.make().reshape(())))
     return parts
@@ -236,7 +231,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         if scale.shape != (*shape[:-1], shape[-1] // 16):
             findings.append(f"weight_scale {scale.shape} is not (..., N, K / 16): tiled (swizzled) scales?")
         return _found(prefix, "nvfp4", parts, shape, NVFP4BlockScaling(), PerBlockMN(1, 16), "uint8", findings)
-    if method_of(context) != NAME:  # whose names others have, too
+    if context.get("quant_method") != NAME:  # whose names others have, too
         return None
     if weight.dtype == "U8" and scale.dtype in FLOATS:
         check_axes(1, scale)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """breccia's own files: plain safetensors whose metadata says what belongs together.
 
-A tensor ``w`` is stored as ``w.data``, ``w.scale`` and, where it has them, ``w.zero_point`` and
-``w.global_scale``; the header's metadata has ``w.config``, the recipe and layout as JSON. Files of
+A tensor ``w`` is stored as ``w.data``, ``w.scale`` and, where it has them, ``w.zero_point`` (of groups with exponents
+these) and ``w.global_scale``; the header's metadata has ``w.config``, the recipe and layout as JSON. Files of
 breccia up to 0.1.3 have the same names, 4-bit codes one per byte, and load.
 """
 
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks, layouts, recipes
-from breccia._inputs import refuse_mask
 from breccia.bridges.checks import StoredTypeError, shown
-from breccia.bridges.common import FP8_CODES, STORED_SCALES, Array, as_numpy, check_upright, codes, made, packed_codes
+from breccia.bridges.common import STORED_SCALES, Array, as_numpy, check_upright, codes, made
 from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.fp8 import FP8_STORED
+from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, part
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
@@ -29,7 +30,7 @@ from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import little_endian, numpy_dtype, stored_name
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.formats import finfo
-from breccia.layouts import Layout, PerTensor
+from breccia.layouts import Layout
 from breccia.recipes import (
     DelayedScaling,
     Float8CurrentScaling,
@@ -40,6 +41,7 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
+from breccia.value.inputs import refuse_mask
 
 NAME = "breccia"
 PEER = None
@@ -125,7 +127,7 @@ def store(name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], str]:
     element = scaled.recipe.element
     four = finfo(element).bits == 4
     data = packed_codes(scaled) if four else codes(scaled.data, f"tensors[{name!r}].data")
-    stored = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}.get(element, "U8")
+    stored = FP8_STORED.get(element, "U8")
     parts = {f"{name}.data": part(np.ascontiguousarray(data), stored)}
     for role in ROLES[1:]:
         value = getattr(scaled, role)
@@ -151,8 +153,8 @@ def _stored(array: Array) -> str:
     name = array.dtype.name
     if name == "float8_e8m0fnu":
         return "F8_E8M0"
-    if name in FP8_CODES:
-        return "F8_E4M3" if name == "float8_e4m3fn" else "F8_E5M2"
+    if name in FP8_STORED:
+        return FP8_STORED[name]
     named = {"uint8": "U8", "int8": "I8", "float64": "F64", "uint4": "U8", "int4": "I8"}
     return STORED_SCALES.get(name) or named[name]
 
@@ -261,7 +263,7 @@ def load(parts: Mapping[str, Array], *, config: str, name: str = "") -> ScaledTe
         data = data.view(np.uint8)
     if data.dtype.kind in "iuf" and data.dtype.itemsize > 1:
         raise StoredTypeError(f"data must have one-byte items, got {data.dtype}")
-    if isinstance(layout, PerTensor) and scale.size == 1:
+    if layout.one_scale and scale.size == 1:
         scale = scale.reshape(())  # 0.2 also wrote arrays of one element
     return made(
         data,
@@ -379,6 +381,8 @@ BRIDGE = FileFormat(
     reshaped=reshaped,
     read=lambda parts, found: load(parts, config=found.record(Details).config),
     carries=carries,
+    vendors_elements=True,
+    exponents=True,
     store=store_in_checkpoint,
     input_scales=True,
     input_scale=input_scale,

@@ -11,7 +11,7 @@ import numpy as np
 from breccia.bridges.common import Array, bfloat16_bits, float32, float_dtype
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["OutsideTensor"]
+__all__ = ["OutsideTensor", "comparable", "values"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,3 +67,15 @@ class OutsideTensor:
         if self.arithmetic == "float32":
             return values
         return float32(bfloat16_bits(values) if self.arithmetic == "bfloat16" else values.astype(np.float16))
+
+
+def values(tensor: Any) -> Any:
+    """Any loaded tensor as numbers; ``uint16`` is bfloat16."""
+    if isinstance(tensor, (ScaledTensor, OutsideTensor)):
+        return tensor.dequantize()
+    return float32(tensor) if tensor.dtype == np.uint16 else tensor
+
+
+def comparable(tensor: Any) -> Any:
+    """A loaded tensor as the core takes it: as it is but for what a ScaledTensor cannot say."""
+    return tensor.dequantize() if isinstance(tensor, OutsideTensor) else tensor

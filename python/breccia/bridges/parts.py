@@ -11,12 +11,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from breccia import _core
-from breccia.bridges.common import Array, check_upright, float_dtype
+from breccia.bridges.common import Array, check_upright, float_dtype, to_torch
 from breccia.formats import finfo
 from breccia.layouts import Layout
 from breccia.recipes import INT8Scaling, ScalingRecipe, choices
 from breccia.recipes import _spec as recipe_spec
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.form import cast_form, parts_there
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,15 @@ class Part:
     dtype: str
     shape: tuple[int, ...]
     make: Callable[[], Array]
+
+    def in_torch(self) -> Any:
+        """The tensor, on the CPU, in torch's type of the header's dtype; in bytes where elements are smaller than
+        one."""
+        from breccia.checkpoint.files.dtypes import DTYPES, torch_dtype
+
+        raw = to_torch(np.ascontiguousarray(self.make()).reshape(-1).view(np.uint8))
+        typed = raw if DTYPES[self.dtype].bits < 8 else raw.view(torch_dtype(self.dtype))
+        return typed.reshape(self.shape)
 
 
 def part(array: Array, dtype: str) -> Part:
@@ -224,13 +234,9 @@ def ghost(
     scale = np.empty(scale_shape, width)
     if scale_dtype == "bfloat16" and choices(recipe).scale != "bfloat16":
         scale = np.empty(scale_shape, float_dtype("bfloat16"))
-    zero_dtype = zero_dtype or ("int8" if isinstance(recipe, INT8Scaling) else "uint8")
-    return ScaledTensor(
-        np.empty(stored, np.uint8),
-        scale,
-        recipe,
-        layout,
-        np.empty(scale_shape, zero_dtype) if choices(recipe).has_zero_point else None,
-        global_scale=np.empty((), np.float32) if global_scale else None,
-        shape=shape,
-    )
+    own = "float16" if choices(recipe).expanded else "int8" if isinstance(recipe, INT8Scaling) else "uint8"
+    second = choices(recipe).has_zero_point or choices(recipe).expanded
+    zero_point = np.empty(scale_shape, zero_dtype or own) if second else None
+    level = np.empty((), np.float32) if global_scale else None
+    form = cast_form(recipe, shape, "float32")._replace(layout=layout, parts=parts_there(zero_point, level))
+    return ScaledTensor._of(form, np.empty(stored, np.uint8), scale, zero_point, level)

@@ -13,31 +13,25 @@ import numpy as np
 
 from breccia.bridges.checks import FLOATS, check_axes, float_name, mapping, number, shown
 from breccia.bridges.common import (
-    FP8_CODES,
-    FP8_DTYPES,
     STORED_SCALES,
     Array,
     as_numpy,
     check_matrix,
     codes,
     float32,
-    fp8_format_of,
-    fp8_recipe,
     get,
     get_matrix,
     made,
-    pack_nibbles,
     row_blocks,
     scale_name,
-    unpack_nibbles,
-    unpack_sixes,
-    word_matrix,
 )
-from breccia.bridges.contract import NAMED, NO, FileFormat, method_of
+from breccia.bridges.contract import NAMED, NO, FileFormat
+from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_recipe, fp8_stored
 from breccia.bridges.integers import int4, integer_zero_point, offset_codes
+from breccia.bridges.packing import pack_nibbles, unpack_nibbles, unpack_sixes, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
-from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.layouts import PerBlockMN
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -185,11 +179,10 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     if not carries(recipe):
         raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
     if not isinstance(recipe, INT4Scaling):
-        scale = scale.reshape(()) if isinstance(scaled.layout, PerTensor) else scale
-        scale = scale.reshape(scale.shape[: scaled.ndim - 1]) if isinstance(scaled.layout, PerChannel) else scale
-        stored = "F8_E5M2" if recipe.element == "float8_e5m2" else "F8_E4M3"
+        scale = scale.reshape(()) if scaled.layout.one_scale else scale
+        scale = scale.reshape(scale.shape[: scaled.ndim - 1]) if scaled.layout.block == (1, 0) else scale
         return {
-            "weight": part(codes(scaled.data, "data"), stored),
+            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
             "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
         }
     check_matrix(scaled, NAME)
@@ -210,10 +203,8 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
         return result
 
     def zero_point() -> Array:
-        zero = integer_zero_point(scaled)
+        zero = integer_zero_point(scaled, 15)
         assert zero is not None
-        if zero.size and zero.max() > 15:
-            raise ValueError(f"zero_point must be from 0 to 15, got {zero.max()}")
         return _to_words(zero)
 
     return {**result, "weight_zero_point": Part("I32", (groups, rows // 8), zero_point)}
@@ -230,7 +221,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 def claims(context: Mapping[str, Any]) -> int:
     """Its names are those of others, and what they mean is in config.json alone."""
-    return NAMED if method_of(context) == NAME else NO
+    return NAMED if context.get("quant_method") == NAME else NO
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:

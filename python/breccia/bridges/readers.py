@@ -3,12 +3,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from breccia.recipes import ScalingRecipe
 
-__all__ = ["Readers"]
+__all__ = ["Readers", "fused_layer", "fused_layers"]
+
+# The layers that vLLM and SGLang make of several, and of which.
+_FUSED = (
+    ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    ("qkv_proj", ("query", "key", "value")),
+    ("gate_up_proj", ("gate_proj", "up_proj")),
+    ("gate_up_proj", ("w1", "w3")),
+    ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
+    ("in_proj_qkvz", ("in_proj_qkv", "in_proj_z")),
+    ("in_proj_ba", ("in_proj_b", "in_proj_a")),
+)
+_WHOLES = {part: whole for whole, parts in _FUSED for part in parts}
+_PART = re.compile(rf"(.*\.)?({'|'.join(_WHOLES)})\.weight")
+
+
+def fused_layer(weight: str) -> str | None:
+    """The layer that servers make of a layer and others; None where they leave it by itself.
+
+    Args:
+        weight: the name of the layer's weight.
+    """
+    match = _PART.fullmatch(weight)
+    return None if match is None else (match[1] or "") + _WHOLES[match[2]]
+
+
+def fused_layers(layers: Collection[str]) -> list[str]:
+    """The names of layers that servers make of some of these alone."""
+    there, wholes = set(layers), []
+    for whole, parts in _FUSED:
+        prefixes = (layer.removesuffix(parts[0]) for layer in layers if f".{layer}".endswith(f".{parts[0]}"))
+        wholes += [prefix + whole for prefix in prefixes if all(prefix + part in there for part in parts)]
+    return wholes
 
 
 @dataclass(frozen=True)

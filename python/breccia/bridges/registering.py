@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from breccia import bridges
-from breccia.bridges.contract import Bridge, registered
+from breccia.bridges.protocol import Bridge, registered
 
 __all__ = ["register", "unregister"]
 
@@ -25,6 +25,7 @@ def register(bridge: Bridge) -> None:
         raise ValueError(f"bridge.name must be new, there is a format {name!r}")
     registered[name] = bridge
     bridges._by_name.cache_clear()
+    bridges.containers.cache_clear()
 
 
 def unregister(name: str) -> None:
@@ -38,3 +39,4 @@ def unregister(name: str) -> None:
     """
     del registered[name]
     bridges._by_name.cache_clear()
+    bridges.containers.cache_clear()

@@ -21,13 +21,13 @@ from breccia.bridges.common import (
     float32,
     global_scale,
     in_torch,
-    packed_codes,
     row_blocks,
     swizzle,
     to_torch,
     unswizzle,
 )
 from breccia.bridges.contract import FileFormat
+from breccia.bridges.packing import packed_codes
 from breccia.layouts import PerBlockMN, PerTensor
 from breccia.peers import require
 from breccia.recipes import (
@@ -215,7 +215,7 @@ def _buffers(scaled: ScaledTensor, swizzled: bool) -> tuple[str, dict[str, Array
     """
     recipe, shape = scaled.recipe, scaled.shape
     scale = as_numpy(scaled.scale, "scale")
-    if isinstance(scaled.layout, PerTensor) and isinstance(recipe, (DelayedScaling, Float8CurrentScaling)):
+    if scaled.layout.one_scale and isinstance(recipe, (DelayedScaling, Float8CurrentScaling)):
         return "Float8Tensor", {"data": codes(scaled.data, "data"), "fp8_scale_inv": float32(scale).reshape(1)}
     none: dict[str, Array | None] = {"columnwise_data": None, "columnwise_scale_inv": None}
     if isinstance(recipe, Float8BlockScaling) and recipe.block_k == 128 and recipe.block_m in (1, 128):

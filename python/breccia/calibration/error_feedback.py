@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from breccia import _core, frameworks
+from breccia import _core, frameworks, verbs
 from breccia.frameworks import numpy
 from breccia.moments import Moments
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe, _spec
-from breccia.scaled_tensor import ScaledTensor, as_array_is
+from breccia.scaled_tensor import A, ScaledTensor, as_array_is
 
-__all__ = ["GptqReport", "gptq", "gptq_reported", "matrix_of_moments"]
+__all__ = ["GptqReport", "gptq", "gptq_by_torch", "gptq_reported", "matrix_of_moments"]
 
 _ORDERS = ("act", "natural")
 
@@ -38,15 +38,16 @@ class GptqReport:
 
 
 def gptq(
-    w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = _core.GPTQ_DAMP
-) -> ScaledTensor:
+    w: A, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = _core.GPTQ_DAMP
+) -> ScaledTensor[A]:
     """Quantize a weight for the inputs that it meets: GPTQ, columns ordered by activity and scales chosen first.
 
     Args:
         w: float array ``(N, K)``, or ``(E, N, K)`` of experts: the weight of ``x @ w.T``.
         moments: of the inputs x: a `breccia.moments.Moments`, of which the most detailed part is used; or an array
-            ``(K, K)`` or ``(E, K, K)`` of sums or means of ``x.T @ x``; or the diagonal of that, ``(K,)`` or
-            ``(E, K)``. A factor makes no difference.
+            ``(K, K)`` or ``(E, K, K)`` of sums or means of ``x.T @ x``; or of runs of g neighbours alone,
+            ``(K / g, g, g)`` or ``(E, K / g, g, g)``; or the diagonal, ``(K,)`` or ``(E, K)``. A factor makes no
+            difference.
         recipe: what to quantize to, or its name. Scales, zero points and the global scale are those of
             ``cast(w, recipe, importance=diagonal)``; so are the codes where the moments are diagonal.
         order: "act", columns by falling diagonal of the moments, or "natural".
@@ -54,8 +55,10 @@ def gptq(
             moments positive definite, ten times as much does, up to 1.
 
     Returns:
-        ScaledTensor of the shape, framework and device of ``w``. It is computed on the CPU: the bytes do not depend on
-        the number of threads, and as those of `matmul` they may on the backend.
+        ScaledTensor of the shape, framework and device of ``w``. torch tensors of a GPU are rounded there, all others
+        on the CPU: the bytes do not depend on the number of threads, and as those of `matmul` they may on the backend.
+        On a GPU scales are the same, and a code differs only where sums of remainders, rounded otherwise, lie beside a
+        tie.
 
     Raises:
         TypeError: ``w`` or ``moments`` is no array of floats.
@@ -91,10 +94,52 @@ def gptq_reported(
         raise ValueError(f"order must be 'act' or 'natural', got {order!r}")
     if isinstance(w, ScaledTensor):
         raise TypeError("w must be an array of floats, got a ScaledTensor: dequantize it first")
-    level, matrix = matrix_of_moments(moments)
+    if getattr(w, "is_cuda", False):
+        return gptq_by_torch(w, moments, recipe, order, damp)
+    level, matrix = _as_known(moments, w)
     made, damped, dead, nearest = _core.gptq(_host(w, "w"), matrix, _spec(recipe), order == "act", float(damp))
     scaled = numpy.tensor_of(made, recipe, _dtype_name(w))
     return as_array_is(scaled, w), GptqReport(level, damped, dead, nearest)
+
+
+def gptq_by_torch(
+    w: Any, moments: Any, recipe: ScalingRecipe, order: str, damp: float
+) -> tuple[ScaledTensor, GptqReport]:
+    """`gptq_reported` of a torch tensor, by torch's operations on its device but for the search of scales.
+
+    Args:
+        w: a tensor on any device.
+        moments: see `gptq`.
+        recipe: what to quantize to.
+        order: see `gptq`.
+        damp: see `gptq`.
+
+    Returns:
+        The tensor, on that device, and the report.
+
+    Raises:
+        TypeError, ValueError: see `gptq`.
+    """
+    import torch
+
+    from breccia.frameworks.torch import error_feedback
+
+    _check_floats(w, "w")
+    if not 0 <= damp <= 1:
+        raise ValueError(f"damp must be from 0 to 1, got {damp}")
+    if w.ndim < 2:
+        _core.plan_cast(list(w.shape), _spec(recipe))  # which may have more to say
+        raise ValueError(f"w must be at least 2-D (N, K), got shape {tuple(w.shape)}")
+    if isinstance(moments, torch.Tensor) and moments.ndim >= 2 and moments.shape[-1] == moments.shape[-2]:
+        _check_floats(moments, "moments")
+        level, matrix = _level(moments.shape, w.shape), moments.to(w.device)
+    else:
+        level, host = _as_known(moments, w)
+        matrix = torch.from_numpy(np.require(host, np.float32, "W")).to(w.device)  # of one that is not it warns
+    matrix, diagonal = error_feedback.check_moments(matrix, tuple(w.shape))
+    nearest = verbs.cast(w, recipe, importance=diagonal.cpu().numpy())
+    made = error_feedback.rounded(w, matrix, nearest, order == "act", float(damp))
+    return made.scaled, GptqReport(level, made.damp, made.dead, made.nearest)
 
 
 def _dtype_name(array: Any) -> str:
@@ -107,9 +152,7 @@ def _host(array: Any, name: str) -> np.ndarray[Any, Any]:
     Raises:
         TypeError: it is no array of floats.
     """
-    dtype = _dtype_name(array) if hasattr(array, "dtype") else type(array).__name__
-    if dtype not in ("float32", "float64", "float16", "bfloat16"):
-        raise TypeError(f"{name} must be a float32, float64, float16 or bfloat16 array, got {dtype}")
+    dtype = _check_floats(array, name)
     if hasattr(array, "detach"):  # torch: a GPU's too
         array = array.detach().cpu()
         return np.asarray(array.float() if dtype.endswith("16") else array)
@@ -119,25 +162,60 @@ def _host(array: Any, name: str) -> np.ndarray[Any, Any]:
     return host.astype(np.float32) if dtype.endswith("16") else host
 
 
-def matrix_of_moments(moments: Any) -> tuple[str, np.ndarray[Any, Any]]:
-    """The level of moments, and the (…, K, K) of them."""
+def _check_floats(array: Any, name: str) -> str:
+    """The name of an array's dtype.
+
+    Raises:
+        TypeError: it is no array of floats.
+    """
+    dtype = _dtype_name(array) if hasattr(array, "dtype") else type(array).__name__
+    if dtype not in ("float32", "float64", "float16", "bfloat16"):
+        raise TypeError(f"{name} must be a float32, float64, float16 or bfloat16 array, got {dtype}")
+    return dtype
+
+
+def matrix_of_moments(moments: Any) -> np.ndarray[Any, Any]:
+    """The (…, K, K) of moments, zero where nothing is known."""
+    level, known = _known(moments)
+    return _of_blocks(known) if level in ("block", "diag") else known
+
+
+def _as_known(moments: Any, w: Any) -> tuple[str, np.ndarray[Any, Any]]:
+    """The level of moments of a weight, and what is known of them: (…, K, K), or (…, K / g, g, g) of runs."""
+    level, known = _known(moments)
+    shape = tuple(np.shape(w))
+    if level == "diag" and len(shape) > 1 and known.shape[:-2] not in (shape[-1:], (*shape[:-2], shape[-1])):
+        of = shape[-1]
+        more = ": x.T @ x of the inputs x, not x" if known.ndim == 4 else ""
+        raise ValueError(
+            f"moments must be ({of}, {of}) or ({of},) for w of shape {shape}, got shape {known.shape[:-2]}{more}"
+        )
+    return level or _level(known.shape, shape), known
+
+
+def _known(moments: Any) -> tuple[str, np.ndarray[Any, Any]]:
+    """The same; no level of an array that can be whole or of runs."""
     if isinstance(moments, Moments):
         if moments.full is not None:
             return "full", moments.full
         if moments.block is not None:
-            return "block", _of_blocks(moments.block)
+            return "block", moments.block
         return "diag", _of_diagonal(moments.diag)
     array = _host(moments, "moments")
     square = array.ndim >= 2 and array.shape[-1] == array.shape[-2]
-    return ("full", array) if square else ("diag", _of_diagonal(array))
+    return ("", array) if square else ("diag", _of_diagonal(array))
+
+
+def _level(moments: Any, w: Any) -> str:
+    """Of square moments, by the shapes of both."""
+    return "block" if len(moments) > 2 and len(w) > 1 and moments[-1] < w[-1] else "full"
 
 
 def _of_diagonal(diagonal: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As runs of one column."""
     if diagonal.ndim not in (1, 2):
         raise ValueError(f"moments must be (K, K) or (E, K, K), or (K,) or (E, K), got shape {diagonal.shape}")
-    out = np.zeros((*diagonal.shape, diagonal.shape[-1]), np.float32)
-    np.einsum("...ii->...i", out)[...] = diagonal
-    return out
+    return diagonal[..., None, None]
 
 
 def _of_blocks(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

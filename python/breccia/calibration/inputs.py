@@ -72,7 +72,17 @@ def watching(model: torch.nn.Module, names: list[str], seen: Seen, after: Seen, 
 
 
 def run_batch(model: torch.nn.Module, batch: Any) -> None:
-    """A model over one batch, whose tensors are put where the model's first parameter is."""
+    """A model over one batch, whose tensors are put where the model's first parameter is.
+
+    Raises:
+        TypeError: the batch is text.
+    """
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if isinstance(first, (str, bytes)):
+        raise TypeError(
+            f"batches must be tensors or dictionaries of a model's arguments, got {type(first).__name__}: the command "
+            f"breccia calibrate takes files of text"
+        )
     device = next(iter(model.parameters())).device
 
     def placed(value: Any) -> Any:

@@ -275,11 +275,14 @@ def _result(record: Record, names: list[str], tied: list[str]) -> Calibration:
     apart = {f"{name} {i}": m.expert(i) for name, m in stacks.items() for i in range(m.experts or 0)}
     notes = list(record.choice.notes)
     if unused := [name for name in names if name not in record.first]:
-        notes.append(f"{len(unused)} layers were not run in the first batch and have no moments: {unused[0]}")
+        why = "not run in the first batch and"
+        notes.append(_said(unused, f"layer was {why} has", f"layers were {why} have"))
     if tied:
-        notes.append(f"{len(tied)} layers share an embedding's weight and have no moments: {tied[0]}")
+        why = "an embedding's weight and"
+        notes.append(_said(tied, f"layer shares {why} has", f"layers share {why} have"))
     if modules := untouched(fused_experts(record._model), set(stacks)):
-        notes.append(f"{len(modules)} modules keep experts in one tensor and have no moments: {modules[0]}")
+        why = "experts in one tensor and"
+        notes.append(_said(modules, f"module keeps {why} has", f"modules keep {why} have"))
     idle = [name for name, m in (made | apart).items() if (name in apart or is_expert(name)) and not m.count]
     made |= apart
     if idle:
@@ -296,3 +299,8 @@ def _result(record: Record, names: list[str], tied: list[str]) -> Calibration:
     if record._options.state is not None:
         record._options.state.unlink(missing_ok=True)
     return Calibration(by_name, record.output_amax, report)
+
+
+def _said(names: list[str], one: str, many: str) -> str:
+    """Who has no moments, and the first of them."""
+    return f"{len(names)} {many if names[1:] else one} no moments: {names[0]}"

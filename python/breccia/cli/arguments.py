@@ -5,11 +5,22 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 from breccia.recipe_names import suggestion
 
-__all__ = ["Parser", "add_common", "count", "json_last", "part", "progress_of", "size"]
+__all__ = ["Parser", "add_common", "add_device", "count", "json_last", "number", "part", "progress_of", "size", "whole"]
+
+
+# Commands by what other programs call them.
+_COMMANDS = {
+    **dict.fromkeys(("quantize", "quantise", "compress", "export", "save"), "convert"),
+    **dict.fromkeys(("compare", "check", "diff", "validate", "test"), "verify"),
+    **dict.fromkeys(("info", "show", "list", "ls", "dump"), "inspect"),
+    **dict.fromkeys(("perplexity", "ppl", "benchmark"), "evaluate"),
+    **dict.fromkeys(("imatrix", "calibration"), "calibrate"),
+}
+_SHORT = 6  # lines of usage that are printed above an error
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,7 +29,15 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            raise argparse.ArgumentError(action, f"{value!r} is unknown, {suggestion(str(value), known)}")
+            meant = _COMMANDS.get(str(value)) if action.dest == "command" else None
+            said = f"did you mean {meant}?" if meant else suggestion(str(value), known)
+            raise argparse.ArgumentError(action, f"{value!r} is unknown, {said}")
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with what is wrong, below the usage where that is short: else nobody would find it."""
+        usage = self.format_usage()
+        usage = usage if usage.count("\n") <= _SHORT else f"usage: {self.prog} --help has the options\n"
+        self.exit(2, f"{usage}{self.prog}: error: {message}\n")
 
 
 def add_common(parser: argparse.ArgumentParser, *, force: str = "", threads: bool = False) -> None:
@@ -34,6 +53,18 @@ def add_common(parser: argparse.ArgumentParser, *, force: str = "", threads: boo
     if force:
         parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+
+def add_device(parser: argparse.ArgumentParser, does: str) -> None:
+    """The option ``--device`` of a command that works on checkpoints.
+
+    Args:
+        parser: of the command.
+        does: what is done there.
+    """
+    parser.add_argument(
+        "--device", default="cpu", metavar="cpu|cuda|cuda:N", help=f"where {does} (default: %(default)s)"
+    )
 
 
 def progress_of(args: argparse.Namespace) -> bool:
@@ -54,6 +85,30 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
     return number
+
+
+def number(text: str) -> float:
+    """An argument that is any number.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
+
+
+def whole(text: str) -> int:
+    """An argument that is any whole number.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
 
 
 def size(text: str) -> int:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from breccia._version import __version__
-from breccia.cli import conversion, plan_bits, text_commands
-from breccia.cli.arguments import Parser, add_common, count, json_last, part, progress_of
+from breccia.cli import conversion, convert_commands, plan_bits, text_commands
+from breccia.cli.arguments import Parser, add_common, add_device, count, json_last, number, part, progress_of, whole
 from breccia.cli.errors import Terminated, said, terminable
-from breccia.cli.rounding import add_rounding, rounding_lines, rounding_options
-from breccia.cli.terminal import after, plain_characters, streams, wrapped
+from breccia.cli.printing import show, show_json
+from breccia.cli.rounding import add_rounding
+from breccia.cli.terminal import plain_characters, streams, wrapped
 
 __all__ = ["main"]
 
@@ -71,8 +71,8 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert = _command(
         commands,
         "convert",
-        _convert,
-        "convert a checkpoint to another format, on the CPU",
+        convert_commands.convert,
+        "convert a checkpoint to another format",
         "breccia convert --to list",
         "breccia convert model/ model-nvfp4/ --to compressed-tensors:nvfp4",
         "breccia convert model.safetensors small.safetensors --to fp8 --exclude '*.0.*'",
@@ -94,7 +94,11 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "--scale-search", type=str.lower, choices=["amax", "mse"], help="mse searches scales of least error"
     )
     convert.add_argument(
-        "--group-size", "--block-size", type=_group_size, metavar="N|auto", help="elements per scale of INT4"
+        "--group-size",
+        "--block-size",
+        type=_group_size,
+        metavar="N|auto",
+        help="elements per scale of recipes with groups",
     )
     convert.add_argument("--scheme", metavar="FILE", help="rules of layers, a TOML file: docs/schemes.md has the form")
     convert.add_argument(
@@ -104,14 +108,16 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         metavar="RULE",
         help="a rule before those of --scheme: 'PATTERN=RECIPE', 'PATTERN=RECIPE,inputs=dynamic|static|local|none'",
     )
-    convert.add_argument("--kv", metavar="WORD", help="the KV cache: fp8 or none")
+    convert.add_argument("--kv", type=str.lower, metavar="WORD", help="the KV cache: fp8, int8 or none")
     convert.add_argument(
         "--activations",
+        type=str.lower,
         choices=["dynamic", "static", "local", "none"],
         help="inputs of layers of which no rule says it",
     )
     convert.add_argument("--amax", metavar="FILE", help="moments of calibrate, for static scales of inputs")
     add_rounding(convert)
+    add_device(convert, "weights are rounded")
     add_common(convert, force=_FORCE, threads=True)
     pieces = convert.add_mutually_exclusive_group()
     pieces.add_argument("--part", type=part, metavar="I/N", help="convert only the I-th of N parts, on any machine")
@@ -130,7 +136,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     merge = _command(
         commands,
         "merge-lora",
-        _merge_lora,
+        convert_commands.merge_lora,
         "merge a LoRA adapter into a checkpoint, which keeps its format",
         "breccia merge-lora model-nvfp4/ adapter/ merged/",
     )
@@ -138,17 +144,19 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "base", metavar="BASE", help="safetensors file, directory of shards, quantized or not, or GGUF file"
     )
     merge.add_argument(
-        "adapter", metavar="ADAPTER", help="PEFT's folder: adapter_config.json, adapter_model.safetensors"
+        "adapter", metavar="ADAPTER", help="PEFT's folder, or a GGUF file of llama.cpp's convert_lora_to_gguf.py"
     )
     merge.add_argument("destination", metavar="OUT", help="file or directory to make")
     merge.add_argument(
         "--rounding",
+        type=str.lower,
         choices=["nearest", "stochastic", "feedback"],
         help="of quantized weights: by chance, or with later columns making good what one loses (default: nearest)",
     )
-    merge.add_argument("--seed", type=int, metavar="N", help="of --rounding stochastic or feedback (default: 0)")
-    merge.add_argument("--stochastic", type=int, metavar="SEED", help="the same as --rounding stochastic --seed SEED")
+    merge.add_argument("--seed", type=whole, metavar="N", help="of --rounding stochastic or feedback (default: 0)")
+    merge.add_argument("--stochastic", type=whole, metavar="SEED", help="the same as --rounding stochastic --seed SEED")
     merge.add_argument("--moments", metavar="FILE", help="of --rounding feedback: moments, of calibrate")
+    add_device(merge, "weights are quantized again")
     merge.add_argument("--strict", action="store_true", help="refuse what would be noted as lost")
     add_common(merge, force=_FORCE, threads=True)
 
@@ -178,12 +186,12 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     verify.add_argument("--complete", action="store_true", help="every tensor is there, every scale is a number")
     verify.add_argument(
         "--min-sqnr",
-        type=float,
+        type=number,
         metavar="DB",
         help="a tensor below fails (default: 3 dB a bit of its format, 12 dB of plain floats)",
     )
     verify.add_argument(
-        "--adapter", metavar="DIR", help="a LoRA adapter that was merged into A to make B: how much of it is there"
+        "--adapter", metavar="ADAPTER", help="a LoRA adapter that was merged into A to make B: how much of it is there"
     )
     verify.add_argument("--moments", metavar="FILE", help="moments of A, of calibrate: how wrong layers' outputs are")
     _add_unmarked(verify)
@@ -204,7 +212,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "plan-bits",
         _plan_bits,
         "choose a format for each layer, by moments, at so many bits a weight",
-        "breccia plan-bits model/ --moments moments.safetensors --bits 4.8 --out plan.toml",
+        "breccia plan-bits model/ --moments m.safetensors --bits 4.8 --out plan.toml",
     )
     plan_bits.add_plan_bits(planned)
     evaluate = _command(
@@ -246,13 +254,14 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
 def _add_unmarked(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unmarked",
+        type=str.lower,
         choices=["comfyui", "modelopt"],
         help="whose order block scales have in a file that does not say it",
     )
 
 
 def _group_size(text: str) -> int | str:
-    return "auto" if text == "auto" else count(text)
+    return "auto" if text.lower() == "auto" else count(text)
 
 
 def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> argparse.ArgumentParser:
@@ -269,199 +278,6 @@ def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> a
     return parser
 
 
-def _print(args: argparse.Namespace, report: Any, text: str) -> None:
-    if not args.json:
-        print(text)
-        return
-    if isinstance(report, dict):
-        _print_json(report.items())
-    else:
-        print(_encoded(report, 2))
-
-
-_JSON = json.JSONEncoder(default=str, allow_nan=False)
-
-
-def _encoded(value: Any, indent: int | None = None) -> str:
-    """JSON, which has no infinity and no NaN: they are written as text."""
-    if indent is None:
-        try:
-            return _JSON.encode(value)
-        except ValueError:
-            pass  # nearly no value has one: it is looked for afterwards
-    return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _print_json(pairs: Iterable[tuple[str, Any]]) -> None:
-    """An object, a line for each item of its lists: whole, it can be gigabytes."""
-    between = "{"
-    for key, value in pairs:
-        sys.stdout.write(f"{between}\n  {_encoded(key)}: ")
-        if isinstance(value, (list, Iterator)):
-            comma = ""
-            sys.stdout.write("[")
-            for item in value:
-                sys.stdout.write(f"{comma}\n    {_encoded(item)}")
-                comma = ","
-            sys.stdout.write("\n  ]" if comma else "]")
-        else:
-            sys.stdout.write(_encoded(value, 2).replace("\n", "\n  "))
-        between = ","
-    print("\n}" if between == "," else "{}")
-
-
-def _convert(args: argparse.Namespace) -> int:
-    from breccia.checkpoint import convert, finish
-    from breccia.checkpoint.planning.target_list import targets
-    from breccia.checkpoint.planning.targets import parse_target
-
-    if args.to == "list":
-        rows = targets()
-        _print(args, rows, "\n".join(conversion.table(rows)))
-        return 0
-    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
-    asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "amax": args.amax}
-    options |= {"rules": args.set, **asked}
-    options |= rounding_options(args)
-    if args.dry_run:
-        return _dry_run(args, options)
-    if "," in args.to:
-        raise ValueError(f"--to must be one target, or --dry-run given, which compares several, got {args.to!r}")
-    if args.source is None or args.destination is None:
-        raise ValueError("IN and OUT must be given, except with --to list")
-    progress = progress_of(args)
-    if args.strict and args.part:
-        raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
-    if args.force and (args.part or args.finish):
-        raise ValueError("--force must be left out with --part and --finish: remove OUT before")
-    if args.part:
-        return _convert_part(args, options, progress)
-    options |= {"strict": args.strict, "checksums": not args.no_checksums}
-    if args.finish:
-        report = finish(args.source, args.destination, args.to, progress=progress, **options)
-    else:
-        options |= {"threads": args.threads, "force": args.force}
-        report = convert(args.source, args.destination, args.to, progress=progress, **options)
-    lines = [*conversion.notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
-    lines += rounding_lines(report["output_errors"])
-    lines += _advice(args, report)
-    lines += conversion.following(report, parse_target(args.to).bridge)
-    _print(args, report, "\n".join(lines))
-    return 0
-
-
-def _advice(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
-    from breccia.checkpoint.planning.targets import parse_target
-
-    return conversion.advice(report, parse_target(report["to"]).bridge, bool(args.imatrix or args.moments))
-
-
-def _kept(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
-    """The share of weights that stay as they were, for people."""
-    kept = report["kept"]
-    if not kept or args.include or kept["bytes"] <= 0.1 * report["bytes_written"]:
-        return []
-    from breccia.checkpoint.planning.targets import parse_target, unread_embedding
-
-    share = kept["bytes"] / report["bytes_written"]
-    lines = [f"{share:.0%} of the bytes are weights kept as they were, the largest:", f"  {kept['largest']}"]
-    if why := unread_embedding(kept["largest"], parse_target(report["to"])):
-        return [*lines, *wrapped(f"  {why}")]
-    return [*lines, "  --include '*' takes those that are left out by name"]
-
-
-def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    """Plan one target, or compare several."""
-    from breccia.checkpoint import convert
-
-    if args.source is None:
-        raise ValueError("IN must be given, except with --to list")
-    if args.part or args.finish:
-        raise ValueError("--part and --finish must be left out with --dry-run")
-    options |= {"strict": args.strict, "dry_run": True}
-    destination = args.destination or "OUT"
-    names = [name.strip() for name in args.to.split(",") if name.strip()]
-    if len(names) == 1:
-        report = convert(args.source, destination, names[0], **options)
-        lines = [
-            *conversion.plan_lines(report),
-            "",
-            *conversion.notes(report),
-            *conversion.cost(report),
-            *_kept(args, report),
-        ]
-        lines += _advice(args, report)
-        _print(args, report, "\n".join([*lines, "nothing was written"]))
-        return 0
-
-    def planned(name: str) -> dict[str, Any]:
-        try:
-            return convert(args.source, destination, name, **options)
-        except ValueError as error:
-            return {"to": name, "error": said(error)}
-
-    reports = [planned(name) for name in names]
-    if all("error" in one for one in reports):
-        raise ValueError(reports[0]["error"])
-    _print(args, {"plans": reports}, "\n".join(conversion.compared(reports)))
-    return 0
-
-
-def _lost(requantized: dict[str, Any] | None) -> list[str]:
-    """What requantizing changed, for people."""
-    if requantized is None:
-        return []
-    count, lossless, sqnr = (requantized[key] for key in ("tensors", "lossless", "sqnr_db"))
-    if lossless == count:
-        return [f"requantize: lossless, {count} tensors hold every value that they held"]
-    noise = "not finite" if sqnr is None else f"{sqnr:.1f} dB"
-    return [f"requantize: {lossless} of {count} tensors lossless, SQNR of the others {noise}"]
-
-
-def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: bool) -> int:
-    from breccia.checkpoint import plan
-
-    number, parts = args.part
-    pieces = plan(args.source, args.destination, args.to, parts, **options)
-    report = pieces[number - 1].run(progress=progress, threads=args.threads, checksums=not args.no_checksums)
-    did = "was there" if report["was_there"] else f"{report['bytes_written']:,} bytes in {report['seconds']} s"
-    _print(args, report, f"part {number} of {parts}: {report['tensors']} tensors, {did}")
-    return 0
-
-
-def _merge_lora(args: argparse.Namespace) -> int:
-    from breccia.checkpoint import merge_lora
-
-    report = merge_lora(
-        args.base,
-        args.adapter,
-        args.destination,
-        rounding=args.rounding,
-        seed=args.seed if args.stochastic is None else args.stochastic,
-        moments=args.moments,
-        progress=progress_of(args),
-        threads=args.threads,
-        force=args.force,
-        strict=args.strict,
-    )
-    tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
-    lines = conversion.notes(report)
-    done = f"{report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})"
-    lines += after(f"{report['destination']}:", done)
-    if (kept := report["change"]["kept"]) is not None:
-        lines.append(f"{kept:.1%} of the adapter's change kept, rounding: {report['change']['rounding']}")
-    _print(args, report, "\n".join(lines))
-    return 0
-
-
 def _inspect(args: argparse.Namespace) -> int:
     from breccia.checkpoint.judging.inspect import describe, lines, scheme_lines
     from breccia.checkpoint.reading.source import without_collection
@@ -474,11 +290,11 @@ def _inspect(args: argparse.Namespace) -> int:
         return 0
     if args.scheme:
         scheme = breccia_scheme(args.path)
-        _print(args, scheme.to_dict(), "\n".join(scheme_lines(args.path, scheme)))
+        show(args, scheme.to_dict(), "\n".join(scheme_lines(args.path, scheme)))
         return 0
     with without_collection():
         if args.json:
-            _print_json(describe(args.path))
+            show_json(describe(args.path))
         else:
             for line in lines(args.path, summary=args.summary, every=args.all):
                 print(line)
@@ -501,25 +317,25 @@ def _verify(args: argparse.Namespace) -> int:
         raise ValueError("B must be given: the checkpoint to compare with A")
     options = {"min_sqnr_db": args.min_sqnr, "adapter": args.adapter, "moments": args.moments}
     report = verify(args.a, args.b, progress=progress_of(args), unmarked=args.unmarked, **options)
-    _print(args, report, "" if args.json else render(report, args.all))
+    show(args, report, "" if args.json else render(report, args.all))
     return 0 if report["ok"] else 1
 
 
 def _calibrate(args: argparse.Namespace) -> int:
     report, done = text_commands.calibrate(args)
-    _print(args, report, "\n".join([*conversion.notes(report), *done]))
+    show(args, report, "\n".join([*conversion.notes(report), *done]))
     return 0
 
 
 def _plan_bits(args: argparse.Namespace) -> int:
     report, lines = plan_bits.plan_bits(args)
-    _print(args, report, "\n".join(lines))
+    show(args, report, "\n".join(lines))
     return 0
 
 
 def _evaluate(args: argparse.Namespace) -> int:
     report, lines = text_commands.evaluate(args)
-    _print(args, report, "\n".join(lines))
+    show(args, report, "\n".join(lines))
     return 0
 
 
@@ -529,7 +345,7 @@ def _complete(args: argparse.Namespace) -> int:
     if args.b is not None:
         raise ValueError(f"B must be left out with --complete, got {args.b}")
     report = complete(args.a)
-    _print(args, report, "" if args.json else render(report))
+    show(args, report, "" if args.json else render(report))
     return 0 if report["ok"] else 1
 
 
@@ -541,7 +357,7 @@ def _plot(args: argparse.Namespace) -> int:
     of = "" if drawn == len(rows) else f" of {len(rows):,}"
     found = in_words(rows)
     lines = [f"{args.out}: {drawn:,}{of} tensors", *(wrapped(found) if found else [])]
-    _print(args, {"out": args.out, "found": found, "tensors": rows}, "\n".join(lines))
+    show(args, {"out": args.out, "found": found, "tensors": rows}, "\n".join(lines))
     return 0
 
 
@@ -549,7 +365,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from breccia.checkpoint.judging.doctor import doctor, render
 
     report = doctor()
-    _print(args, report, render(report))
+    show(args, report, render(report))
     return 0
 
 

@@ -5,16 +5,31 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from breccia import bridges
-from breccia.bridges.contract import Bridge
+from breccia.bridges.protocol import Bridge
 from breccia.cli.errors import one_line
 from breccia.cli.terminal import COLUMNS, after, fitted, wrapped
 
-__all__ = ["advice", "compared", "cost", "following", "notes", "plan_lines", "table"]
+if TYPE_CHECKING:
+    from breccia.checkpoint.planning.targets import Target
+
+__all__ = [
+    "advice",
+    "amount",
+    "check_names",
+    "compared",
+    "cost",
+    "following",
+    "next_step",
+    "notes",
+    "plan_lines",
+    "table",
+]
 
 _HEADS = {"": "floats", bridges.OWN: "breccia's own"}
 _NOTES = 12  # that a screen shows
@@ -107,8 +122,41 @@ def following(report: Mapping[str, Any], target: Bridge) -> list[str]:
     whole = out.is_file() if in_one else (out / "config.json").is_file()
     known = _STARTS.get((program or "").partition(" with ")[0]) if whole else None
     start = known or "breccia verify {source} {out}"
-    text = f"next: {start.format(out=report['destination'], source=report['source'])}"
-    return [text] if len(text) <= COLUMNS else text.replace(" ", " \\\n  ").splitlines()
+    return next_step(start.format(out=report["destination"], source=report["source"]))
+
+
+def next_step(command: str) -> list[str]:
+    """What to do next, on as many lines as it takes: a shell reads them as one."""
+    text = f"next: {command}"
+    if len(text) <= COLUMNS:
+        return [text]
+    options = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(text, COLUMNS - 2, **options)  # type: ignore[arg-type]
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+def check_names(source: str, destination: str, target: Target) -> None:
+    """That the output is not called what it will not be.
+
+    Args:
+        source: IN.
+        destination: OUT, as it was given.
+        target: what is written.
+
+    Raises:
+        ValueError: OUT ends as files of another kind do, or as a file where a folder is made.
+    """
+    suffix, whole = Path(destination).suffix.lower(), target.bridge.container.whole
+    if destination.endswith("/") or suffix not in (".gguf", ".safetensors") or (whole and suffix == ".gguf"):
+        return
+    if whole or suffix == ".gguf":
+        written = "safetensors" if not whole else "a file of its own kind"
+        more = "" if whole else ": GGUF is written by --to gguf:q4_k and its like"
+        raise ValueError(
+            f"OUT must not end in {suffix} with --to {target.spelled}, which is {written}, got {destination}{more}"
+        )
+    if Path(source).is_dir():
+        raise ValueError(f"OUT must be a folder, as IN is, got {destination}: {destination}/ makes one of that name")
 
 
 def plan_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from breccia.cli.arguments import add_common, progress_of
-from breccia.cli.conversion import notes
+from breccia.cli.arguments import add_common, number, progress_of
+from breccia.cli.conversion import next_step, notes
 from breccia.cli.terminal import after, wrapped
 
 __all__ = ["add_plan_bits", "plan_bits"]
@@ -19,7 +19,7 @@ def add_plan_bits(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("source", metavar="MODEL", help="safetensors file, directory of shards, or GGUF file")
     parser.add_argument("--moments", metavar="FILE", required=True, help="moments of MODEL, of calibrate")
-    parser.add_argument("--bits", type=float, metavar="B", required=True, help="most bits a weight, on average")
+    parser.add_argument("--bits", type=number, metavar="B", required=True, help="most bits a weight, on average")
     parser.add_argument(
         "--formats",
         default="nvfp4,fp8,bf16",
@@ -50,7 +50,8 @@ def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     if out is None:
         return report, [*(f"# {line}" for line in lines), "", to_toml(report).rstrip()]
     disk.write_file(out, to_toml(report).encode())
-    return report, [*lines, *after(f"{out}:", f"{len(report['groups'])} groups of layers")]
+    said = after(f"{out}:", f"{len(report['groups'])} groups of layers")
+    return report, [*lines, *said, *next_step(f"breccia convert {args.source} OUT --to FORMAT --scheme {out}")]
 
 
 def _summary(report: Mapping[str, Any]) -> list[str]:
@@ -59,7 +60,8 @@ def _summary(report: Mapping[str, Any]) -> list[str]:
     for name in report["rules"]:
         some = [group for group in report["groups"] if group["format"] == name]
         share = sum(group["weights"] for group in some) / weights
-        lines.append(f"{name:<16} {len(some):>5} groups, {share:.1%} of the weights that are planned")
+        groups = f"{len(some):>5} {'groups,' if some[1:] else 'group, '}"
+        lines.append(f"{name:<16} {groups} {share:.1%} of the weights that are planned")
     lines.append(f"{report['bits']:.3f} bits a planned weight, {report['bits_of_all']:.3f} a weight of the model")
     others = "".join(f"; {name} alone {error:.4g}" for name, error in report["errors"].items())
     return [*lines, *wrapped(f"summed output error {report['error']:.4g}{others}")]

@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from breccia import _core
+from breccia.cli.arguments import number
 
 __all__ = ["add_rounding", "rounding_lines", "rounding_options"]
 
@@ -21,13 +22,16 @@ def add_rounding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--moments", metavar="FILE", help="moments, of calibrate: their diagonals are an importance")
     parser.add_argument(
         "--method",
+        type=str.lower,
         choices=["nearest", "gptq"],
         default="nearest",
         help="gptq makes good in later columns what rounding one loses, by --moments (default: %(default)s)",
     )
-    parser.add_argument("--order", choices=["act", "natural"], help="of gptq: columns by activity (default: act)")
+    parser.add_argument(
+        "--order", type=str.lower, choices=["act", "natural"], help="of gptq: columns by activity (default: act)"
+    )
     damping = f"of gptq: added to the diagonal (default: {_core.GPTQ_DAMP:g})"
-    parser.add_argument("--damp", type=float, metavar="SHARE", help=damping)
+    parser.add_argument("--damp", type=number, metavar="SHARE", help=damping)
 
 
 def rounding_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from breccia.cli.arguments import add_common, count, progress_of, size
+from breccia.cli.conversion import amount, next_step
 from breccia.cli.terminal import after
 from breccia.peers import require
 
@@ -19,7 +20,11 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
     _add_text(parser)
     parser.add_argument("--out", metavar="FILE", required=True, help="safetensors file of moments to make")
     parser.add_argument(
-        "--level", choices=["diag", "block", "full"], default="full", help="the most to keep (default: %(default)s)"
+        "--level",
+        type=str.lower,
+        choices=["diag", "block", "full"],
+        default="full",
+        help="the most to keep (default: %(default)s)",
     )
     parser.add_argument("--memory", type=size, metavar="BYTES", help="for all sums, as 8GiB (default: no bound)")
     parser.add_argument("--block", type=count, default=16, metavar="N", help="columns in a run (default: %(default)s)")
@@ -55,8 +60,9 @@ def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     options = {name: getattr(args, name) for name in names}
     report = calibrate_folder(args.model, args.text, args.out, progress=progress_of(args), **options)
     inputs = ", ".join(f"{number} {level}" for level, number in report["inputs"].items() if number)
-    done = f"{report['layers']} layers, inputs {inputs}, {report['tokens']:,} tokens, {report['bytes']:,} bytes"
-    return report, after(f"{report['out']}:", done)
+    done = f"{report['layers']} layers, inputs {inputs}, {report['tokens']:,} tokens, {amount(report['bytes'])}"
+    step = f"breccia convert {args.model} OUT --to FORMAT --moments {report['out']} --method gptq"
+    return report, [*after(f"{report['out']}:", done), *next_step(step)]
 
 
 def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

@@ -16,9 +16,9 @@ from diffusers.utils import logging
 
 from breccia._serving.models import check_patterns, dense, fits, is_alone
 from breccia.bridges import native
-from breccia.bridges.common import as_numpy, to_torch
+from breccia.bridges.common import as_numpy
 from breccia.bridges.parts import Found
-from breccia.checkpoint.planning.targets import EXCLUDED
+from breccia.checkpoint.planning.choices import EXCLUDED
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.diffusers.configs import BrecciaConfig
 from breccia.nn import QuantizedLinear
@@ -29,7 +29,6 @@ from breccia.verbs import cast
 __all__ = ["BrecciaQuantizer"]
 
 _logger = logging.get_logger(__name__)
-_STORED = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
 _LEFT_ALONE = (*EXCLUDED, "proj_out.weight")  # at the top, what makes the output
 
 
@@ -216,10 +215,7 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
                 state.pop(f"{path}.weight_{part}", None)
             name = f"{path}.weight"
             parts, metadata[f"{name}.config"] = native.store(name, layer.weight.to("cpu").to("numpy"))
-            for key, stored in parts.items():
-                made = to_torch(stored.make().reshape(stored.shape))
-                dtype = _STORED.get(stored.dtype, made.dtype)
-                state[key] = made if made.dtype == dtype else made.reshape(-1).view(dtype).reshape(stored.shape)
+            state |= {key: part.in_torch() for key, part in parts.items()}
         return state, metadata
 
     @property

@@ -15,23 +15,22 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from breccia.bridges.parts import STORED, Found
-from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
+from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of, torch_dtype
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import Entry
-from breccia.checkpoint.planning.targets import Choice, Target, parse_target
+from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.plan import Planner
+from breccia.checkpoint.planning.targets import Target, parse_target
 from breccia.checkpoint.reading.logical import Plain, in_order
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.checkpoint.workers import Workers
-from breccia.checkpoint.writing import outputs
-from breccia.checkpoint.writing.convert import Job
+from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing.execute import cast_for, execute
 from breccia.checkpoint.writing.repack import repack
 from breccia.distributed.checkpoints.names import stored_state
-from breccia.distributed.checkpoints.taking import header_dtype, stored_dtype
+from breccia.distributed.checkpoints.taking import header_dtype
 from breccia.distributed.gather import collectives, statistics
 from breccia.distributed.sharding import Plan, deal, plan
 from breccia.frameworks.torch.weights import LinearWeight
-from breccia.layouts import PerTensor
 from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
@@ -96,16 +95,15 @@ class Refit:
     """
 
     def __init__(self, live: _Live, target: Target, threads: int | None) -> None:
-        self._live, self._threads = live, threads
-        job = Job(live, Path("model.safetensors"), target, False, threads)
-        self._choices, self._target = job.choices, job.target
-        self.notes = [*job.notes, *(f"{one.found.name}: {one.note}" for one in job.choices if one.note)]
-        said = {} if target.float_dtype else outputs.quantization_config(live, job.target, job.choices)
-        self.quantization_config: dict[str, Any] = said or {}
+        self._live, self._threads = live, thread_count(threads)
+        plan = Planner(live, target).plan(Path("model.safetensors"))
+        self._choices, self._target = plan.choices, plan.target
+        self.notes = [*plan.notes, *(f"{one.found.name}: {one.note}" for one in plan.choices if one.note)]
+        self.quantization_config = {} if target.float_dtype else plan.config.quantization
         self.expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         for choice in self._choices:
             for name, (dtype, shape) in choice.outputs.items():
-                self.expected[name] = stored_dtype(dtype), _shape_here(dtype, shape)
+                self.expected[name] = torch_dtype(dtype), _shape_here(dtype, shape)
         self._given: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -188,7 +186,7 @@ class _Memory(PlannedWriter):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, (dtype, shape) in self.plan.items():
             flat = torch.from_numpy(self.memory[name])
-            yield name, flat.view(stored_dtype(dtype)).reshape(_shape_here(dtype, shape))
+            yield name, flat.view(torch_dtype(dtype)).reshape(_shape_here(dtype, shape))
 
 
 class _Live(Checkpoint):
@@ -289,7 +287,7 @@ class _Live(Checkpoint):
 
 def _may_be_cut(recipe: ScalingRecipe, target: Target) -> bool:
     """Whether rows may be cast on several ranks; not where one scale is looked for, or rounded, for all of them."""
-    if not isinstance(recipe.layout, PerTensor):
+    if not recipe.layout.one_scale:
         return True
     return not (
         choices(recipe).searches or target.bridge.readers.bfloat16_scales or not getattr(recipe, "symmetric", True)

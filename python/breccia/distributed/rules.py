@@ -125,7 +125,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
         check_cut(shape, recipe.layout, recipe, dim, world, "scaled")
     except ValueError:
         whole_blocks, placements[cuts[0]] = False, Replicate()
-    if whole_blocks and not statistics.crosses(recipe, dim, len(shape)):
+    if whole_blocks and not statistics.crossing(recipe, dim, len(shape)):
         made = verbs.requantize(local, recipe)
     else:
         made = verbs.requantize(collectives.all_gather(local, group, dim), recipe)

@@ -146,8 +146,13 @@ def figures_of(loss: Any, theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spelled(figure: dict[str, Any], style: str = ".4f") -> str:
-    error = "unknown" if figure["error"] is None else f"{figure['error']:{style}}"
-    return f"{figure['value']:{style}} ± {error}"
+    error = "unknown" if figure["error"] is None else _short(figure["error"], style)
+    return f"{_short(figure['value'], style)} ± {error}"
+
+
+def _short(number: float, style: str) -> str:
+    """A number in a style, or in five digits: those of a model that is broken have no end."""
+    return f"{number:{style}}" if abs(number) < 1e5 else f"{number:.5g}"
 
 
 def render(report: dict[str, Any]) -> list[str]:

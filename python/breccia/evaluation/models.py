@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from breccia.bridges.outside import values
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.judging.verify import values
 from breccia.checkpoint.reading.models import is_turned
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.peers import require
@@ -84,7 +84,7 @@ def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None 
     checkpoint = Checkpoint(folder if weights is None else weights, mapped=False)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        plain = all(found.format == "plain" for found in checkpoint.found)
+        plain = not checkpoint.found.formats
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         kind = _class(transformers, folder)

@@ -83,7 +83,8 @@ class Framework(Protocol):
 
 def of(array: Any) -> Framework:
     """The framework of an array."""
-    name = _MODULES.get(type(array).__module__.partition(".")[0]) or _inherited(type(array))
+    # Of the type of a parameter torch's compiler knows no name.
+    name = _MODULES.get(array.__class__.__module__.partition(".")[0]) or _inherited(type(array))
     _ensure(name)
     return _loaded[name]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
-from breccia._inputs import check_float32, refuse_mask
 from breccia.kernels.whole_array.namespace import NumPy
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import cast_form
+from breccia.value.inputs import check_float32, refuse_mask
 from breccia.verbs.cast_options import CastOptions
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")

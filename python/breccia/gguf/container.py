@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.contract import stored_name
-from breccia.bridges.gguf import NUMBERS, TYPES, found_of
+from breccia.bridges.gguf import found_of
+from breccia.bridges.gguf.blocks import NUMBERS, TYPES
 from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.input_file import InputFile
@@ -319,14 +320,14 @@ class GgufWriter(PlannedWriter):
             super().write(name, rows[order])
 
 
-def block_type(dtype: str) -> str:
-    """The type of a tensor, of GGUF's own names or of a plain one's dtype.
+def block_type(name: str, dtype: str) -> str:
+    """The type of a tensor of that name, of GGUF's own names or of a plain one's dtype.
 
     Raises:
         ValueError: GGUF has none.
     """
     if dtype not in TYPES:
-        raise ValueError(f"dtype must be one GGUF has, got {dtype}")
+        raise ValueError(f"tensor {name!r} must be of a type that GGUF has, it is {dtype}")
     return dtype
 
 

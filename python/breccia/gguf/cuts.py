@@ -16,7 +16,7 @@ import numpy as np
 
 from breccia.bridges.common import float32
 from breccia.bridges.outside import OutsideTensor
-from breccia.layouts import PerBlockK, PerBlockMN
+from breccia.layouts import Layout
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["All", "Alternate", "Cut", "Heads", "keeps_codes"]
@@ -123,9 +123,9 @@ class All:
 Cut = All | Alternate | Heads
 
 
-def keeps_codes(layout: Any) -> bool:
+def keeps_codes(layout: Layout | None) -> bool:
     """Whether halves of a quantized tensor's rows are quantized as the whole is."""
-    return isinstance(layout, PerBlockK) or (isinstance(layout, PerBlockMN) and layout.block_m == 1)
+    return layout is not None and layout.block.rows == 1 and layout.block.columns > 0
 
 
 def _each(make: Any, tensors: list[ScaledTensor]) -> ScaledTensor:
@@ -142,8 +142,4 @@ def _each(make: Any, tensors: list[ScaledTensor]) -> ScaledTensor:
 
 
 def _values(tensor: Any) -> Any:
-    from breccia.verbs import dequantize
-
-    if isinstance(tensor, OutsideTensor):
-        return tensor.dequantize()
-    return dequantize(tensor) if isinstance(tensor, ScaledTensor) else tensor
+    return tensor.dequantize() if isinstance(tensor, (OutsideTensor, ScaledTensor)) else tensor

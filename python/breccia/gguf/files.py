@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.file_kinds import Output
-from breccia.bridges.gguf import TYPES
+from breccia.bridges.gguf.blocks import TYPES
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.reading.folder import MAX_JSON, read_json
@@ -70,7 +70,7 @@ def writer(path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:
         ValueError: a tensor that has more in GGUF has no form that can be added to.
     """
     names: ModelMap | None = output.names
-    kinds = {name: (block_type(dtype), shape) for name, (dtype, shape) in output.plan.items()}
+    kinds = {name: (block_type(name, dtype), shape) for name, (dtype, shape) in output.plan.items()}
     fields, trouble = _fields(output.source, names, list(output.left_out), kinds)
     orders, offsets = {}, {}
     for found, stored in output.tensors if names is not None else ():

@@ -15,8 +15,10 @@ from breccia.bridges.common import float32
 from breccia.bridges.gguf import KINDS, RECIPE_OF, to_gguf
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.lora.job import FLOATS, Merge
-from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.lora.job import Merge
+from breccia.checkpoint.lora.plan import FLOATS, MergePlanner
+from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing.execute import as_dtype
@@ -29,14 +31,14 @@ _ENCODED = {kind.name: kind for kind in KINDS.values() if kind.encode is not Non
 _WRITTEN = (*FLOATS, *RECIPE_OF, *_ENCODED)
 
 
-class MergeInPlace(Merge):
-    """See `Merge`; the base is a GGUF file."""
+def _file_of(checkpoint: Checkpoint) -> GgufFile:
+    file = checkpoint.files[0]
+    assert isinstance(file, GgufFile)
+    return file
 
-    @property
-    def _file(self) -> GgufFile:
-        file = self.checkpoint.files[0]
-        assert isinstance(file, GgufFile)
-        return file
+
+class _InPlace(MergePlanner):
+    """See `MergePlanner`; the base is a GGUF file."""
 
     def _target_of(self, checkpoint: Checkpoint) -> Target:
         if len(checkpoint.files) > 1:
@@ -65,7 +67,7 @@ class MergeInPlace(Merge):
         origin = found.origin
         if origin.expert is not None or origin.members or origin.cut is not None:
             raise ValueError(f"tensor {found.name!r} must be one in the file, which keeps it with others or in parts")
-        kind = self._file.kinds[next(iter(names))]
+        kind = _file_of(self.checkpoint).kinds[next(iter(names))]
         if kind not in _WRITTEN:
             raise ValueError(f"tensor {found.name!r} must be of {', '.join(_WRITTEN)} to be merged into, it is {kind}")
         note = ""
@@ -78,6 +80,12 @@ class MergeInPlace(Merge):
 
     def _note_levels(self) -> list[str]:
         return []
+
+
+class MergeInPlace(Merge):
+    """See `Merge`; the base is a GGUF file."""
+
+    planner = _InPlace
 
     def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
         if choice.action != "merge":
@@ -93,7 +101,7 @@ class MergeInPlace(Merge):
         """What the file stores of a tensor with its change, by name."""
         found = choice.found
         (first, *others), order = dict.fromkeys(found.parts.values()), found.origin.row_order
-        kind = self._file.kinds[first]
+        kind = _file_of(self.checkpoint).kinds[first]
         second: dict[str, Any] = {}
         if kind in RECIPE_OF:
             parts = to_gguf(self._made(choice))
@@ -106,10 +114,10 @@ class MergeInPlace(Merge):
         return {first: rows if order is None else rows[order], **second}
 
     def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
-        spans = {name: (entry.start, entry.stop) for name, entry in self._file.entries.items()}
-        start = min((begin for begin, _ in spans.values()), default=self._file.file.size)
-        header = bytes(self._file.file.read(0, start))
-        return PlannedWriter(path, header, spans, self._file.file.size, resume=True)
+        whole = _file_of(self.checkpoint)
+        spans = {name: (entry.start, entry.stop) for name, entry in whole.entries.items()}
+        start = min((begin for begin, _ in spans.values()), default=whole.file.size)
+        return PlannedWriter(path, whole.file.read(0, start), spans, whole.file.size, resume=True)
 
 
 def _encoded(kind: str, values: Any, offset: float) -> tuple[Any, Callable[[int, int], Any]]:

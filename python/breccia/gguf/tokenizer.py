@@ -92,17 +92,6 @@ def _word(text: str, kind: int) -> str:
     return text.removeprefix("##") if text.startswith("##") else "\u2581" + text
 
 
-def _ends(processor: Any) -> tuple[bool, bool]:
-    """Whether texts get a token before and after them."""
-    if not isinstance(processor, dict):
-        return False, False
-    for part in processor.get("processors", [processor]):
-        single = part.get("single") if isinstance(part, dict) else None
-        if isinstance(single, list) and single:
-            return "SpecialToken" in single[0], "SpecialToken" in single[-1]
-    return False, False
-
-
 def _split_name(splitter: Mapping[str, Any]) -> str:
     """llama.cpp's name of a way to split text into words; "" where it is not known here, for another name would split
     text otherwise than the model was trained with."""

@@ -12,7 +12,6 @@ from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.frameworks.torch import byte_parameters, launches
 from breccia.frameworks.torch import gradients as torch_gradients
-from breccia.layouts import PerChannel
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -334,7 +333,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         if scale is None:
             return verbs.cast(x, recipe)
         amax = scale.reshape(()) * largest_code(recipe)
-        rows = tuple(x.shape[:-1]) if isinstance(recipe.layout, PerChannel) else ()
+        rows = tuple(x.shape[:-1]) if recipe.layout.block == (1, 0) else ()
         return verbs.cast(x, recipe, amax=amax.expand(*rows, 1) if rows else amax)
 
     def _differentiable(self, x: Any, offsets: Any) -> Any:

@@ -33,7 +33,16 @@ def quantize(
         more = ": quantize_(model, recipe) changes the layers of a model" if isinstance(layer, torch.nn.Module) else ""
         raise TypeError(f"layer must be a torch.nn.Linear, got {type(layer).__name__}{more}")
     inputs = None if activations is None else resolve(activations, "activations")
-    return _quantized(layer, Layer(resolve(recipe), inputs), exact_rows, gradients)
+    made = Layer(resolve(recipe), inputs)
+    try:
+        return _quantized(layer, made, exact_rows, gradients)
+    except ValueError as error:
+        raise ValueError(f"layer.weight cannot be quantized: {_of_layer(error)}") from None
+
+
+def _of_layer(error: ValueError) -> str:
+    """Why a cast refused a layer's weight, of which it does not help to cast the transpose."""
+    return str(error).partition(": where the product runs")[0]
 
 
 def _quantized(linear: Any, layer: Layer, exact_rows: int, gradients: Any) -> QuantizedLinear:
@@ -72,9 +81,11 @@ def quantize_(
     moments: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
     """See `breccia.quantize_`."""
-    layer_of, chosen, names = _layers(recipe, activations, moments), Selection(filter, include, exclude), []
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")
+        more = ": swapped arguments? quantize_(model, recipe)" if isinstance(recipe, torch.nn.Module) else ""
+        kind = type(model).__name__
+        raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {kind}{more}")
+    layer_of, chosen, names = _layers(recipe, activations, moments), Selection(filter, include, exclude), []
     if type(model) is torch.nn.Linear:
         raise TypeError(
             "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "
@@ -95,7 +106,7 @@ def quantize_(
                     replaced[id(child)] = _quantized(child, layer, exact_rows, gradients)
                 except ValueError as error:
                     more = f": filter= or exclude=[{full!r}] leaves it as it is"
-                    raise ValueError(f"{full}.weight cannot be quantized: {error}{more}") from None
+                    raise ValueError(f"{full}.weight cannot be quantized: {_of_layer(error)}{more}") from None
             made.append((parent, name, replaced[id(child)]))
     chosen.check_all_matched(names)
     for parent, name, new in made:

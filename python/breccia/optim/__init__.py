@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers whose states are quantized, and the expansion that makes a moment fill the range of its format.
+"""Optimizers whose states are quantized.
 
 Importing this module imports torch.
 """
@@ -7,6 +7,5 @@ Importing this module imports torch.
 from __future__ import annotations
 
 from breccia.optim.adamw import AdamW
-from breccia.optim.expanded import ExpandedTensor, expand
 
-__all__ = ["AdamW", "ExpandedTensor", "expand"]
+__all__ = ["AdamW"]

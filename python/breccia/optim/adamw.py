@@ -3,39 +3,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from breccia.optim.expanded import ExpandedTensor, expand
-from breccia.recipes import Float8BlockScaling, INT8Scaling, MXFP8BlockScaling, ScalingRecipe
+from breccia import _core
+from breccia.frameworks.torch.tensors import core_array
+from breccia.kernels import triton
+from breccia.recipes import (
+    Float8ExpandedScaling,
+    INT8ExpandedScaling,
+    MXFP8BlockScaling,
+    ScalingRecipe,
+    _spec,
+    choices,
+)
 from breccia.scaled_tensor import ScaledTensor, from_buffer
-from breccia.verbs import cast, dequantize
+from breccia.verbs import cast
 
 __all__ = ["AdamW"]
 
 _SMALLEST = 4096  # numbers of a parameter whose moments are quantized; biases and norms have fewer
-_RUN = 2**16  # numbers that a CPU updates at a time
 _WIDE, _GROUP = 4096, 128  # of the rows that a parameter's numbers are cut into: multiples of every group
-_FLOOR = 2.0**-16  # of a block's largest: E4M3 under the scales of MX does not round it to zero, even at random
 
 
-class _Storage(NamedTuple):
-    """How moments are kept.
-
-    ``expanded``: with an exponent for each group. Otherwise the second moment is kept as its square root, whose range
-    is half as many powers of two, so that what is small does not become zero and divide the first.
-    """
-
-    recipe: ScalingRecipe
-    expanded: bool
-
-
-_STATES = {
-    "fp8": _Storage(Float8BlockScaling(block_k=128), True),
-    "int8": _Storage(INT8Scaling(group_size=128), True),
-    "mxfp8": _Storage(MXFP8BlockScaling(), False),
+# Where the recipe has no exponents the second moment is kept as its square root, whose range is half as many powers of
+# two, so that what is small does not become zero and divide the first, and both are rounded stochastically: a step
+# changes a moment by less than half a step of E4M3, so that it would stand still.
+_STATES: dict[str, ScalingRecipe] = {
+    "fp8": Float8ExpandedScaling(),
+    "int8": INT8ExpandedScaling(),
+    "mxfp8": MXFP8BlockScaling(),
 }
 _FIRST, _SECOND, _ROOT = "exp_avg", "exp_avg_sq", "exp_avg_sq_root"
 
@@ -45,10 +45,11 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
 
     The update is that of Loshchilov and Hutter, arXiv:1711.05101, with torch's bias corrections, in float32 whatever
     the parameter's dtype is. Moments are read from their codes, updated, used, and quantized again, so that the update
-    of a step is of moments before they are rounded. Parameters that are DTensors have the moments of their own shard.
+    of a step is of moments before they are rounded. Of a parameter that is a DTensor each rank has the moments of its
+    own shard, in groups that begin with the shard; in `state_dict` these are DTensors, too.
 
-    ``state[p]`` has ``step`` and ``exp_avg``, ``exp_avg_sq`` as `ExpandedTensor`; for "mxfp8" ``exp_avg`` and
-    ``exp_avg_sq_root``, the square root of the second moment, as ScaledTensor; for smaller parameters ``exp_avg`` and
+    ``state[p]`` has ``step`` and ``exp_avg``, ``exp_avg_sq`` as ScaledTensors; for "mxfp8" ``exp_avg`` and
+    ``exp_avg_sq_root``, the square root of the second moment; for smaller parameters ``exp_avg`` and
     ``exp_avg_sq`` as float32 tensors. The rows of these values are the parameter's numbers in order, 4096 where
     that divides, or 128 with zeros after the last.
 
@@ -58,8 +59,9 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         betas: of the running averages of the gradient and of its square.
         eps: added to the denominator.
         weight_decay: times ``lr``, what a parameter loses of itself in a step.
-        states: "fp8", E4M3 in groups of 128 with dynamic range expansion (COAT, arXiv:2410.19313), 2.094 bytes a
-            number for both moments; "int8", the same over INT8; "mxfp8", MXFP8 blocks of 32, 2.063 bytes a number.
+        states: "fp8", `Float8ExpandedScaling`: E4M3 in groups of 128 with dynamic range expansion (COAT,
+            arXiv:2410.19313), 2.094 bytes a number for both moments; "int8", `INT8ExpandedScaling`; "mxfp8", MXFP8
+            blocks of 32, 2.063 bytes a number.
 
     Raises:
         ValueError: a number is out of its range, or ``states`` is none of the three.
@@ -128,33 +130,42 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         own, grad = _local(p), _local(p.grad)
         if grad.layout != torch.strided:
             raise TypeError(f"gradients must be dense, got {grad.layout}")
+        if _coded(p) and own.device.type != "cpu" and not (own.is_cuda and triton.TRITON_AVAILABLE):
+            raise TypeError(f"states as codes need a CPU or a CUDA device with Triton, got a parameter on {own.device}")
         state = self.state[p]
-        state["step"] = state.get("step", torch.zeros((), dtype=torch.int64)) + 1
-        count, lr, (beta1, beta2) = int(state["step"]), float(group["lr"]), group["betas"]
-        storage = _STATES[group["states"]] if own.numel() >= _SMALLEST else None
-        values, grads, written = _matrix(own), _matrix(grad), []
-        for rows in _runs(values):
-            change = grads[rows].float()
-            first, second = _read(state, rows, change)
-            first.lerp_(change, 1 - beta1)
-            second.mul_(beta2).addcmul_(change, change, value=1 - beta2)
-            divisor = second.sqrt().div_((1 - beta2**count) ** 0.5).add_(group["eps"])
-            value = values[rows].float().mul(1 - lr * group["weight_decay"])
-            values[rows] = value.addcdiv_(first, divisor, value=-lr / (1 - beta1**count)).to(own.dtype)
-            written.append(_quantized(first, second, storage, rows.start << 32 | 2 * count))
-        if values.data_ptr() != own.data_ptr():
-            own.copy_(values.flatten()[: own.numel()].reshape(own.shape))
-        for name in written[0]:
-            state[name] = _joined([part[name] for part in written])
+        if not state:
+            state |= {"step": torch.zeros((), dtype=torch.int64), **_fresh(p, group["states"])}
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        lr, eps, weight_decay = float(group["lr"]), group["eps"], group["weight_decay"]
+        options = _Options(lr, beta1, beta2, eps, weight_decay, int(state["step"]))
+        values, grads = own.contiguous(), grad.contiguous()
+        if not own.numel():
+            return
+        if not _coded(p):
+            _step_of_floats(values.view(-1), grads.view(-1), state[_FIRST], state[_SECOND], options)
+        else:
+            recipe = _STATES[group["states"]]
+            first, second = (_arrays(state[name]) for name in _names(recipe))
+            _step_of_codes(values, grads, first, second, recipe, options)
+        if values is not own:
+            own.copy_(values)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with tensors alone: of ``exp_avg`` the codes, ``exp_avg.scale``, ``exp_avg.exponents``.
+
+        Of a parameter that is a DTensor they are DTensors: moments as floats like it, the others of
+        one axis, in which each rank has as many as the largest shard needs, zeros after its own. What
+        `torch.distributed.checkpoint` saved of them it loads on as many ranks, and where shards are of whole groups of
+        128 on any number.
 
         Returns:
             "state" and "param_groups", which `torch.save` writes and `load_state_dict` reads.
         """
         whole = super().state_dict()
-        return {**whole, "state": {name: _parts(state) for name, state in whole["state"].items()}}
+        names = [name for group in whole["param_groups"] for name in group["params"]]
+        owner = dict(zip(names, (p for group in self.param_groups for p in group["params"]), strict=True))
+        return {**whole, "state": {name: _parts(state, owner[name]) for name, state in whole["state"].items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where another optimizer of the same parameters was, bit for bit.
@@ -171,7 +182,7 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         owners = [(p, group["states"]) for group in self.param_groups for p in group["params"]]
         for name, (p, states) in zip(names, owners, strict=True):
             if name in state_dict["state"]:
-                self.state[p] = _state(state_dict["state"][name], _local(p), states, name)
+                self.state[p] = _state(state_dict["state"][name], p, states, name)
 
 
 def _local(x: Any) -> torch.Tensor:
@@ -184,105 +195,153 @@ def _rows(count: int) -> tuple[int, int]:
     return (count // _WIDE, _WIDE) if count % _WIDE == 0 else (-(-count // _GROUP), _GROUP)
 
 
-def _matrix(x: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor in rows, zeros after the last."""
-    rows, width = _rows(x.numel())
-    flat, rest = x.flatten(), rows * width - x.numel()
-    return (torch.nn.functional.pad(flat, (0, rest)) if rest else flat).reshape(rows, width)
+class _Options(NamedTuple):
+    """As AdamWOptions in cpp/include/breccia/adamw.hpp."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    step: int
+
+    def factors(self) -> tuple[float, ...]:
+        """As AdamWFactors in cpp/src/contract/adamw_kernels.hpp."""
+        return (
+            *(self.beta1, self.beta2, 1 - self.beta1, 1 - self.beta2, 1 - self.lr * self.weight_decay),
+            self.lr / (1 - self.beta1**self.step),
+            1 / math.sqrt(1 - self.beta2**self.step),
+            self.eps,
+        )
 
 
-def _runs(values: torch.Tensor) -> list[slice]:
-    """Rows whose moments are in memory as floats together: on a CPU what its caches hold."""
-    count, width = values.shape
-    step = max(_RUN // width, 1) if values.device.type == "cpu" and values.numel() >= _SMALLEST else max(count, 1)
-    return [slice(begin, min(begin + step, count)) for begin in range(0, max(count, 1), step)]
+def _step_of_floats(
+    values: torch.Tensor, grads: torch.Tensor, first: torch.Tensor, second: torch.Tensor, options: _Options
+) -> None:
+    """A step of few numbers, whose moments, filled up with zeros, are float32."""
+    _, _, rest1, rest2, keep, rate, correction, eps = options.factors()
+    change, count = grads.float(), grads.numel()
+    first, second = first.view(-1)[:count], second.view(-1)[:count]
+    first.mul_(options.beta1).add_(change, alpha=rest1)
+    second.mul_(options.beta2).addcmul_(change, change, value=rest2)
+    divisor = second.sqrt().mul_(correction).add_(eps)
+    values.copy_(values.float().mul_(keep).addcdiv_(first, divisor, value=-rate))
 
 
-def _read(state: dict[str, Any], rows: slice, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both moments in float32; zeros before the first step."""
-    found = []
-    for name in (_FIRST, _ROOT if _ROOT in state else _SECOND):
-        value = state.get(name)
-        if value is None:
-            found.append(torch.zeros_like(like))
-        elif isinstance(value, torch.Tensor):
-            found.append(value[rows].clone())
-        elif isinstance(value, ExpandedTensor):
-            found.append(ExpandedTensor(_cut(value.codes, rows), value.exponents[rows]).dequantize())
-        else:
-            moment = dequantize(_cut(value, rows))
-            found.append(moment.square_() if name == _ROOT else moment)
-    return found[0], found[1]
+def _step_of_codes(
+    values: torch.Tensor,
+    grads: torch.Tensor,
+    first: list[torch.Tensor],
+    second: list[torch.Tensor],
+    recipe: ScalingRecipe,
+    options: _Options,
+) -> None:
+    """A step of contiguous values whose moments are codes, in one pass of one kernel."""
+    if values.device.type == "cpu":
+        m, v = ([core_array(part, "moment") for part in parts] + [None] for parts in (first, second))
+        core = core_array(values, "parameter"), core_array(grads, "gradient")
+        moments = (m[0], m[1], m[2]), (v[0], v[1], v[2])
+        _core.adamw_step(*core, *moments, _spec(recipe), **options._asdict())
+        return
+    from breccia.kernels.triton.adamw import adamw_step
+
+    adamw_step(values, grads, first, second, recipe, options.factors(), 2 * options.step)
 
 
-def _cut(codes: ScaledTensor, rows: slice) -> ScaledTensor:
-    return from_buffer(codes.data[rows], codes.scale[rows], codes.recipe, codes.layout)
+def _coded(p: torch.Tensor) -> bool:
+    """Whether the moments of a parameter are codes."""
+    return bool(p.numel() >= _SMALLEST)
 
 
-def _quantized(first: torch.Tensor, second: torch.Tensor, storage: _Storage | None, seed: int) -> dict[str, Any]:
-    """What is kept of both moments."""
-    if storage is None:
-        return {_FIRST: first, _SECOND: second}
-    if storage.expanded:
-        return {_FIRST: expand(first, storage.recipe), _SECOND: expand(second, storage.recipe)}
-    # A step changes a moment by less than half a step of E4M3: rounded to nearest, it would stand still.
-    root = _floored(second.sqrt())
+def _fresh(p: torch.Tensor, states: str) -> dict[str, Any]:
+    """Moments of zero."""
+    own = _local(p)
+    recipe, (rows, width) = _STATES[states], _rows(own.numel())
+    if not _coded(p):
+        return {name: torch.zeros(rows, width, device=own.device) for name in (_FIRST, _SECOND)}
+    row = cast(torch.zeros(1, width, device=own.device), recipe)
     return {
-        _FIRST: cast(first, storage.recipe, rounding="stochastic", seed=seed),
-        _ROOT: cast(root, storage.recipe, rounding="stochastic", seed=seed + 1),
+        name: _moment([_bytes(part).repeat(rows, 1).view(part.dtype) for part in _arrays(row)], recipe)
+        for name in _names(recipe)
     }
 
 
-def _joined(parts: list[Any]) -> Any:
-    """Values of consecutive rows as one."""
-    one = parts[0]
-    if len(parts) == 1:
-        return one
-    if isinstance(one, ExpandedTensor):
-        return ExpandedTensor(_joined([part.codes for part in parts]), torch.cat([part.exponents for part in parts]))
-    data, scale = (torch.cat([getattr(part, name) for part in parts]) for name in ("data", "scale"))
-    return from_buffer(data, scale, one.recipe, one.layout)
+def _names(recipe: ScalingRecipe) -> tuple[str, str]:
+    """What the two moments that are codes are called."""
+    return _FIRST, _SECOND if choices(recipe).expanded else _ROOT
 
 
-def _floored(x: torch.Tensor) -> torch.Tensor:
-    """Numbers above zero that their block of 32 would round to zero, at the least that it keeps."""
-    blocks = x.reshape(x.shape[0], -1, 32)
-    least = blocks.amax(-1, keepdim=True) * _FLOOR
-    return torch.where(blocks > 0, blocks.maximum(least), blocks).reshape(x.shape)
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """Types of one byte, which torch knows few operations of, as bytes."""
+    return x.contiguous().view(torch.uint8) if x.element_size() == 1 else x
 
 
-def _parts(state: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's state as tensors."""
-    found: dict[str, Any] = {}
+def _moment(arrays: list[torch.Tensor], recipe: ScalingRecipe) -> ScaledTensor:
+    """Codes, scales and, of groups that are expanded, exponents, as one value."""
+    return from_buffer(arrays[0], arrays[1], recipe, recipe.layout, *arrays[2:])
+
+
+def _arrays(moment: ScaledTensor) -> list[torch.Tensor]:
+    """What `_moment` makes a value of."""
+    return [part for part in (moment.data, moment.scale, moment.exponents) if part is not None]
+
+
+def _stored(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The arrays of a state, in its own memory, by the names that they are saved under."""
+    found: dict[str, torch.Tensor] = {}
     for name, value in state.items():
-        codes = value.codes if isinstance(value, ExpandedTensor) else value
-        if isinstance(codes, ScaledTensor):
-            found |= {name: codes.data, f"{name}.scale": codes.scale}
-            if codes is not value:
-                found[f"{name}.exponents"] = value.exponents
-        else:
-            found[name] = value
+        arrays = [value] if isinstance(value, torch.Tensor) else _arrays(value)
+        found |= dict(zip((name, f"{name}.scale", f"{name}.exponents"), arrays, strict=False))
     return found
+
+
+def _parts(state: dict[str, Any], p: torch.Tensor) -> dict[str, Any]:
+    """A parameter's state as tensors."""
+    found = _stored(state)
+    if _local(p) is p:
+        return found
+    return {name: value if name == "step" else _dealt(value, p) for name, value in found.items()}
+
+
+def _dealt(part: torch.Tensor, p: Any) -> Any:
+    """What a rank has of a DTensor's state, filled up to what the rank of the largest shard has, as a DTensor; moments
+    that are floats as one like the parameter."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    if not _coded(p):
+        own = _local(p)
+        here = part.flatten()[: own.numel()].view(own.shape)
+        about = {"shape": p.shape, "stride": p.stride()}
+        return DTensor.from_local(here, p.device_mesh, p.placements, run_check=False, **about)
+    shape = list(p.shape)
+    for placement, ranks in zip(p.placements, p.device_mesh.shape, strict=True):
+        if not placement.is_replicate():
+            shape[placement.dim] = -(-shape[placement.dim] // ranks)
+    of_group = part.shape[1] * _GROUP // _rows(_local(p).numel())[1]
+    flat = _bytes(part).new_zeros(-(-math.prod(shape) // _GROUP) * of_group)
+    flat[: part.numel()] = _bytes(part).flatten()
+    placements = [Replicate() if placement.is_replicate() else Shard(0) for placement in p.placements]
+    return DTensor.from_local(flat.view(part.dtype), p.device_mesh, placements, run_check=False)
 
 
 def _state(parts: dict[str, Any], p: torch.Tensor, states: str, name: Any) -> dict[str, Any]:
     """A parameter's state of its tensors."""
-    recipe, expanded = _STATES[states]
-    stored = (_FIRST, _SECOND) if expanded or p.numel() < _SMALLEST else (_FIRST, _ROOT)
-    shape = _rows(p.numel())
-    wanted = {"step", *stored}
-    if p.numel() >= _SMALLEST:
-        wanted |= {f"{key}.{part}" for key in stored for part in ("scale", *(("exponents",) if expanded else ()))}
-    if set(parts) != wanted or any(tuple(parts[key].shape) != shape for key in stored):
+    state = {"step": parts.get("step", torch.zeros(())).clone(), **_fresh(p, states)}
+    wanted = _parts(state, p)
+    if {key: part.shape for key, part in parts.items()} != {key: part.shape for key, part in wanted.items()} or any(
+        parts[key].dtype != part.dtype for key, part in wanted.items() if key != "step"
+    ):
         raise ValueError(
-            f"state {name} must be of {states} for {p.numel()} numbers, with {', '.join(sorted(wanted))}; "
-            f"got {', '.join(f'{key} {tuple(value.shape)}' for key, value in sorted(parts.items()))}"
+            f"state {name} must be of {states} for {p.numel()} numbers, with {_described(wanted)}; "
+            f"got {_described(parts)}"
         )
-    here = {key: value if key == "step" else value.to(p.device, copy=True) for key, value in parts.items()}
-    if p.numel() < _SMALLEST:
-        return here
-    state: dict[str, Any] = {"step": here["step"]}
-    for key in stored:
-        codes = from_buffer(here[key], here[f"{key}.scale"], recipe, recipe.layout)
-        state[key] = ExpandedTensor(codes, here[f"{key}.exponents"]) if expanded else codes
+    for key, array in _stored(state).items():
+        if key != "step":
+            here, to = (_bytes(x).view(-1) for x in (_local(parts[key]).contiguous(), array))
+            to[: here.numel()] = here[: to.numel()]
     return state
+
+
+def _described(parts: dict[str, Any]) -> str:
+    described = (f"{key} {part.dtype} {tuple(part.shape)}" for key, part in sorted(parts.items()) if key != "step")
+    return ", ".join(described).replace("torch.", "")

@@ -4,6 +4,7 @@ beside such weights."""
 
 from __future__ import annotations
 
+from breccia.formats import finfo
 from breccia.recipes import (
     Float8BlockScaling,
     Float8CurrentScaling,
@@ -110,5 +111,5 @@ def largest_code(recipe: ScalingRecipe) -> float:
     if isinstance(recipe, INT8Scaling):
         return 127.0
     if isinstance(recipe, Float8CurrentScaling):
-        return 448.0 if recipe.fp8_format == "E4M3" else 57344.0
+        return finfo(recipe.element).max
     raise ValueError(f"inputs in {recipe_label(recipe)} have no static scale")

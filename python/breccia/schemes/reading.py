@@ -48,27 +48,30 @@ def of_checkpoint(checkpoint: Opened) -> ModelScheme:
         ValueError: its configuration is not of its method's form.
     """
     said = checkpoint.quantization or checkpoint.config.get("quantization") or {}
-    plain = {
-        one.parts["weight"]: one.name for one in checkpoint.found if one.format == "plain" and "weight" in one.parts
-    }
+    found = list(checkpoint.found)
+    plain = {one.parts["weight"]: one.name for one in found if one.format == "plain" and "weight" in one.parts}
+    quantized = [one for one in found if one.format != "plain"]
     entries = {plain.get(name, name): entry for name, entry in checkpoint.entries.items()}
     stored = {own: name for name, own in plain.items() if own != name}
-    parts = (said, checkpoint.config, modules_of(checkpoint), entries, checkpoint.array)
-    return scheme_of(Said(*parts, _beside(checkpoint), stored))
+    parts = (said, checkpoint.config, _modules(checkpoint, quantized), entries, checkpoint.array)
+    return scheme_of(Said(*parts, _beside(checkpoint, quantized), stored))
 
 
-def _beside(checkpoint: Opened) -> dict[str, Activations | None]:
+def _beside(checkpoint: Opened, quantized: Iterable[Any]) -> dict[str, Activations | None]:
     """See `Bridge.inputs_beside`."""
-    quantized = (one for one in checkpoint.found if one.format != "plain")
     said = {one.name: bridges.bridge(one.format).inputs_beside(one, checkpoint.entries) for one in quantized}
     return {name.removesuffix(".weight"): one for name, one in said.items() if not isinstance(one, Unsaid)}
 
 
 def modules_of(checkpoint: Opened) -> dict[str, ScalingRecipe | str]:
     """Quantized modules by name: a recipe, or the name of a format that no recipe makes."""
+    return _modules(checkpoint, checkpoint.found)
+
+
+def _modules(checkpoint: Opened, found: Iterable[Any]) -> dict[str, ScalingRecipe | str]:
     return {
         one.name.removesuffix(".weight"): one.kind if one.recipe is None else one.recipe
-        for one in (one if one.recipe is not None else checkpoint.refined(one) for one in checkpoint.found)
+        for one in (one if one.recipe is not None else checkpoint.refined(one) for one in found)
         if one.format != "plain"
     }
 

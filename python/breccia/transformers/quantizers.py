@@ -20,7 +20,7 @@ from transformers.utils import logging
 from breccia._serving.models import check_patterns, dense, fits, is_alone
 from breccia.bridges.parts import Found
 from breccia.checkpoint.planning.asked import Asked
-from breccia.checkpoint.planning.targets import EXCLUDED
+from breccia.checkpoint.planning.choices import EXCLUDED
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe

@@ -8,16 +8,12 @@ from typing import Any
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from breccia import bridges
-from breccia.bridges.common import to_torch
 from breccia.bridges.contract import Place
-from breccia.bridges.parts import Part
 from breccia.nn import QuantizedLinear
 from breccia.transformers.experts import StackedLinear
 from breccia.value.form import PARTS
 
 __all__ = ["stored_tensors"]
-
-_TORCH = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "BF16": "bfloat16"}
 
 
 def stored_tensors(model: Any, format: str) -> tuple[dict[str, Any], dict[str, str]]:  # noqa: A002
@@ -37,16 +33,5 @@ def stored_tensors(model: Any, format: str) -> tuple[dict[str, Any], dict[str, s
         name = path if isinstance(layer, StackedLinear) else f"{path}.weight"
         parts, said = bridge.stored(name, weight, place)
         metadata |= {apply_renamings(key, backwards): text for key, text in said.items()}
-        state |= {name: _tensor(part) for name, part in parts.items()}
+        state |= {name: part.in_torch() for name, part in parts.items()}
     return state, metadata
-
-
-def _tensor(part: Part) -> Any:
-    made = to_torch(part.make().reshape(part.shape))
-    wanted = _TORCH.get(part.dtype)
-    if wanted is None:
-        return made
-    import torch
-
-    dtype = getattr(torch, wanted)
-    return made if made.dtype == dtype else made.reshape(-1).view(dtype).reshape(part.shape)

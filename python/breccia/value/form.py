@@ -19,10 +19,6 @@ def axis_of(layout: Any) -> int:
     return axis
 
 
-def _is_own(recipe: Any, layout: Any) -> bool:
-    return isinstance(recipe, ScalingRecipe) and isinstance(layout, Layout)
-
-
 def logical_shape(stored: Any, layout: Any, packing: str) -> tuple[int, ...]:
     """The shape of values whose data has the shape ``stored``; ``packing`` as in `Form`."""
     shape = list(stored)
@@ -49,7 +45,7 @@ class Form(NamedTuple):
     @property
     def has_kernels(self) -> bool:
         """Whether recipe and layout are breccia's own."""
-        return _is_own(self.recipe, self.layout)
+        return isinstance(self.recipe, ScalingRecipe) and isinstance(self.layout, Layout)
 
     def place(self, arrays: Any) -> list[Any]:
         """Four arrays, None where there is none, of those that there are."""
@@ -66,7 +62,7 @@ class Form(NamedTuple):
         Raises:
             TypeError: the message names it.
         """
-        if not _is_own(self.recipe, self.layout):
+        if not (isinstance(self.recipe, ScalingRecipe) and isinstance(self.layout, Layout)):
             part = "layout" if isinstance(self.recipe, ScalingRecipe) else "recipe"
             raise TypeError(f"breccia has no kernels for {part} {type(getattr(self, part)).__name__}")
 

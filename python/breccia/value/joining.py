@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import A, ScaledTensor
 from breccia.value import slicing
-from breccia.value.slicing import block_along, blocks_of, index, made
+from breccia.value.slicing import block_along, index, made
 
 __all__ = ["block_along", "concatenate", "index", "reshape", "stack"]
 
@@ -54,7 +54,7 @@ def _upright(scaled: Any, argument: str, verb: str) -> ScaledTensor:
 # --- joining --------------------------------------------------------------------------------------------------
 
 
-def concatenate(tensors: Iterable[ScaledTensor], axis: int = 0) -> ScaledTensor:
+def concatenate(tensors: Iterable[ScaledTensor[A]], axis: int = 0) -> ScaledTensor[A]:
     """Tensors of one recipe joined along an axis.
 
     Args:
@@ -77,7 +77,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: int = 0) -> ScaledTensor:
     axis = _axis_of(axis, first.ndim)
     for i, t in enumerate(parts):
         _check_like(first, t, i, axis)
-    blocks, from_end = blocks_of(first.layout), axis - first.ndim
+    blocks, from_end = first.layout.block, axis - first.ndim
     block = block_along(first.layout, first.is_packed, from_end)
     for i, t in enumerate(parts[:-1]):
         if t.shape[axis] % block:
@@ -102,7 +102,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: int = 0) -> ScaledTensor:
     )
 
 
-def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
+def stack(tensors: Iterable[ScaledTensor[A]]) -> ScaledTensor[A]:
     """Tensors of one shape and recipe as a batch, along a new first axis: (E, N, K) of E weights (N, K).
 
     Args:

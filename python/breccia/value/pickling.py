@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from breccia import frameworks, layouts
+from breccia import frameworks
 
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
@@ -33,6 +33,6 @@ def from_pickle(packed: tuple[Any, ...], layout: Any) -> list[Any]:
     """The arrays of `to_pickle`; version 0.2 also stored the scale of a whole tensor as an array of one element."""
     arrays: list[Any] = [part if part is None else frameworks.of(part[0]).from_pickle(*part) for part in packed]
     scale = arrays[1]
-    if isinstance(layout, layouts.PerTensor) and tuple(scale.shape) == (1,):
+    if getattr(layout, "one_scale", False) and tuple(scale.shape) == (1,):
         arrays[1] = scale.reshape(())
     return arrays

@@ -9,42 +9,24 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from breccia import frameworks
-from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
+from breccia.layouts import Layout
 from breccia.value import foreign
 from breccia.value.form import Form, axis_of
 
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["block_along", "blocks_of", "check_upright", "index", "made", "reshape", "transposed"]
-
-
-class Blocks(NamedTuple):
-    """Rows and columns that share a scale; 0 stands for all of them."""
-
-    rows: int
-    columns: int
-
-
-def blocks_of(layout: Layout) -> Blocks:
-    if isinstance(layout, PerTensor):
-        return Blocks(0, 0)
-    if isinstance(layout, PerChannel):
-        return Blocks(1, 0)
-    if isinstance(layout, PerBlockK):
-        return Blocks(1, layout.block_size)
-    assert isinstance(layout, PerBlockMN)
-    return Blocks(layout.block_m, layout.block_n)
+__all__ = ["block_along", "check_upright", "index", "made", "reshape", "transposed"]
 
 
 def block_along(layout: Layout, packed: bool, axis: int) -> int:
     """Elements along an axis, counted from the end, that a cut must leave together."""
-    rows, columns = blocks_of(layout)
+    rows, columns = layout.block
     block = max({-1: columns, -2: rows}.get(axis, 1), 1)
     return math.lcm(block, 2) if packed and axis == -1 else block
 
@@ -113,11 +95,11 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
     form, shape = scaled._form, scaled.shape
     form.check_kernels()
     picks = _picks(key, shape)
-    if form.axis == -2:
+    if form.layout.axis == -2:
         *batch, rows, columns = picks
         return index(scaled.mT, (*batch, columns, rows)).mT
-    blocks = blocks_of(form.layout)
-    whole = blocks == (0, 0)
+    blocks = form.layout.block
+    whole = blocks == (0, 0)  # as `Layout.one_scale` says in a call more
     if not whole:
         for axis in (-2, -1):
             if not isinstance(picks[axis], slice) and np.ndim(picks[axis]) == 0:
@@ -132,17 +114,15 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
     batch = picks[:-2]
     data = _take(scaled.data, [*batch, *([row_picks] if len(picks) > 1 else []), data_pick])
 
-    def of_scales(part: Any) -> Any:
-        if part is None or whole:
-            return part
+    scale, zero_point = scaled.scale, scaled.zero_point
+    if not whole:
         picks = [*batch, row_blocks, block_pick]
-        return _take(part, picks[: len(part.shape)])
-
+        scale = _take(scale, picks[: len(scale.shape)])
+        zero_point = None if zero_point is None else _take(zero_point, picks[: len(zero_point.shape)])
     second = scaled.global_scale
     if second is not None and len(second.shape) > 0:
         second = _take(second, batch) if math.prod(second.shape) != 1 else second.reshape(())
         second = second.reshape(()) if len(second.shape) <= 2 else second
-    scale, zero_point = of_scales(scaled.scale), of_scales(scaled.zero_point)
     return type(scaled)._of(form.with_columns(columns), data, scale, zero_point, second)
 
 
@@ -160,12 +140,16 @@ def _picks(key: Any, shape: tuple[int, ...]) -> list[Any]:
     for pick in picks:
         if not isinstance(pick, (slice, list)) and not _is_integer(pick) and not hasattr(pick, "shape"):
             raise TypeError(f"an index must be of integers, slices and one array, got {type(pick).__name__}")
-    picks = [_numbers(pick, axis, extent) for axis, (pick, extent) in enumerate(zip(picks, shape, strict=True))]
-    if sum(np.ndim(pick) > 0 for pick in picks if not isinstance(pick, slice)) > 1:
+    chosen = [axis for axis, pick in enumerate(picks) if not isinstance(pick, slice)]
+    arrays = 0
+    for axis in chosen:
+        picks[axis] = _numbers(picks[axis], axis, shape[axis])
+        arrays += np.ndim(picks[axis]) > 0
+    if arrays > 1:
         raise TypeError("an index may have one array, got more")
-    for axis, (pick, extent) in enumerate(zip(picks, shape, strict=True)):
-        if _is_integer(pick):
-            at = operator.index(pick)
+    for axis in chosen:
+        if _is_integer(picks[axis]):
+            at, extent = operator.index(picks[axis]), shape[axis]
             if not -extent <= at < extent:
                 raise IndexError(f"index {at} must be within axis {axis} of {extent}")
             picks[axis] = at % extent
@@ -269,8 +253,8 @@ def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
     wanted = _extents(shape, scaled)
     if wanted == scaled.shape:
         return scaled
-    blocks, columns = blocks_of(scaled.layout), scaled.shape[-1]
-    if blocks != (0, 0):
+    blocks, columns = scaled.layout.block, scaled.shape[-1]
+    if not scaled.layout.one_scale:
         if len(wanted) < 2:
             raise ValueError(f"shape must have two axes or more for {scaled.layout}, got {wanted}")
         if blocks.rows > 1 and wanted[-2:] != scaled.shape[-2:]:

@@ -10,14 +10,14 @@ import numpy as np
 from breccia import frameworks
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
-from breccia.scaled_tensor import ScaledTensor, check_inner, check_kernels, data_of
+from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of, framework_of
 from breccia.verbs.cast_options import CastOptions, Hadamard
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
 
 
 def cast(
-    x: Any,
+    x: A,
     recipe: ScalingRecipe | str,
     *,
     rounding: str = "nearest",
@@ -27,7 +27,7 @@ def cast(
     amax: Any = None,
     offset: Any = 0,
     importance: Any = None,
-) -> ScaledTensor:
+) -> ScaledTensor[A]:
     """Quantize.
 
     Args:
@@ -87,7 +87,7 @@ def cast(
     return frameworks.of(x).cast_with(x, recipe, options)
 
 
-def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) -> Any:
+def dequantize(scaled: ScaledTensor[A], dtype: Any = "float32", out: A | None = None) -> A:
     """Recover the values, (decode(data) - zero_point) · scale · global_scale.
 
     Args:
@@ -103,10 +103,13 @@ def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) ->
         TypeError: ``scaled`` is not a ScaledTensor, or ``dtype`` is not one of the four.
         ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
     """
-    return frameworks.of(_scaled(scaled, "scaled").data).dequantize(scaled, dtype, out)
+    result: A = frameworks.of(_scaled(scaled, "scaled").data).dequantize(scaled, dtype, out)
+    return result
 
 
-def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
+def matmul(
+    a: ScaledTensor[A] | A, b: ScaledTensor[A] | A, out_dtype: Any = np.float32, *, precision: str = "exact"
+) -> A:
     """Scaled product ``a @ b`` with NumPy's broadcasting of leading axes.
 
     Args:
@@ -130,14 +133,19 @@ def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exa
         ValueError: the shapes do not match, or ``precision`` is neither.
     """
     precision = _precision(precision)
-    check_kernels(a)
-    check_kernels(b)
-    check_inner(a, b)
-    framework = frameworks.common(data_of(a), data_of(b))
-    return framework.matmul(a, b, _result_dtype(a, b, out_dtype, framework), precision)
+    framework = framework_of(a, b)
+    result: A = framework.matmul(a, b, _result_dtype(a, b, out_dtype, framework), precision)
+    return result
 
 
-def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
+def linear(
+    x: ScaledTensor[A] | A,
+    w: ScaledTensor[A] | A,
+    bias: A | None = None,
+    out_dtype: Any = np.float32,
+    *,
+    precision: str = "exact",
+) -> A:
     """``x @ w.T + bias`` for a weight stored as checkpoints do.
 
     Args:
@@ -166,7 +174,8 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     y = _directly(x, w, out_dtype, precision)
     if y is None:
         y = _linear(x, w, out_dtype, precision)
-    return y if bias is None else plus(y, bias)
+    result: A = y if bias is None else plus(y, bias)
+    return result
 
 
 def _check_dtype(operand: Any, name: str) -> None:
@@ -243,7 +252,7 @@ def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
     return y[0] if vector else y
 
 
-def requantize(scaled: ScaledTensor, new_recipe: ScalingRecipe | str) -> ScaledTensor:
+def requantize(scaled: ScaledTensor[A], new_recipe: ScalingRecipe | str) -> ScaledTensor[A]:
     """Convert to another recipe, block by block, without a float copy of the whole tensor.
 
     Nothing is lost where the target can hold every value (docs/numerics.md): each block keeps a scale under

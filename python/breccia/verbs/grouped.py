@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks
-from breccia.scaled_tensor import ScaledTensor, check_kernels, data_of
+from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of
 from breccia.verbs import _result_dtype, matmul
 
 __all__ = ["grouped_matmul"]
 
 
-def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any = np.float32) -> Any:
+def grouped_matmul(x: ScaledTensor[A] | A, w_stack: ScaledTensor[A], offsets: Any, out_dtype: Any = np.float32) -> A:
     """Rows ``offsets[e]`` to ``offsets[e + 1]`` of ``x`` times the transpose of the weight of expert e.
 
     Args:
@@ -33,6 +33,11 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any =
         TypeError: an operand is not what it must be, or operands are of different frameworks or devices.
         ValueError: the shapes do not match, or the offsets are not what they must be.
     """
+    if type(w_stack) is ScaledTensor:
+        again = getattr(frameworks.of(w_stack.data), "grouped_again", None)
+        made: A | None = None if again is None else again(x, w_stack, offsets, out_dtype)
+        if made is not None:
+            return made
     if not isinstance(w_stack, ScaledTensor):
         raise TypeError(f"w_stack must be a ScaledTensor, got {type(w_stack).__name__}")
     check_kernels(x)
@@ -47,7 +52,8 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any =
         raise ValueError(f"offsets must have shape ({w_stack.shape[0] + 1},), got {tuple(np.shape(offsets))}")
     framework: Any = frameworks.common(data_of(x), data_of(w_stack))
     out_dtype = _result_dtype(x, w_stack, out_dtype, framework)
-    return getattr(framework, "grouped_matmul", by_expert)(x, w_stack, offsets, out_dtype)
+    result: A = getattr(framework, "grouped_matmul", by_expert)(x, w_stack, offsets, out_dtype)
+    return result
 
 
 def by_expert(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:

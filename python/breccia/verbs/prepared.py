@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from breccia import _core
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import A, ScaledTensor
 
 __all__ = ["PreparedWeight", "prepare"]
 
 
-class PreparedWeight(ScaledTensor):
+class PreparedWeight(ScaledTensor[A]):
     """A `ScaledTensor` whose values the CPU core also holds in the form its matmul kernels read in place.
 
     It is accepted wherever a ScaledTensor is, and has the very arrays of the tensor it was made from.
@@ -25,7 +25,7 @@ class PreparedWeight(ScaledTensor):
         """The core's form, made when first asked for: a tree's node is put together without it."""
         core: _core.ScaledTensor | None = self.__dict__["_made"]
         if core is None:
-            turned: PreparedWeight | None = self.__dict__.get("_turned")
+            turned: PreparedWeight[A] | None = self.__dict__.get("_turned")
             core = _core.prepare(self.original._core) if turned is None else turned._core.T
             self.__dict__["_made"] = core
         return core
@@ -37,12 +37,12 @@ class PreparedWeight(ScaledTensor):
         return self._core.packed_nbytes
 
     @property
-    def original(self) -> ScaledTensor:
+    def original(self) -> ScaledTensor[A]:
         """The tensor this was made from: the same arrays and metadata, without the copy."""
         return self._with()
 
     @property
-    def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
+    def mT(self) -> ScaledTensor[A]:  # noqa: N802 (NumPy's name)
         """The last two axes swapped: a view, prepared as well."""
         if self.ndim < 2:
             return self
@@ -50,12 +50,18 @@ class PreparedWeight(ScaledTensor):
         object.__setattr__(view, "_turned", self)
         return view
 
+    def __copy__(self) -> PreparedWeight[A]:
+        """Of the same arrays and the same copy of them."""
+        made = _prepared(self)
+        made.__dict__["_made"] = self._core
+        return made
+
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, arguments = super().__reduce__()
         return _prepare_rebuilt, (rebuild, arguments)
 
 
-def _prepared(w: ScaledTensor) -> PreparedWeight:
+def _prepared(w: ScaledTensor[A]) -> PreparedWeight[A]:
     made: Any = PreparedWeight._of(w._form, w.data, w.scale, w.zero_point, w.global_scale)
     return made  # type: ignore[no-any-return]
 
@@ -64,7 +70,7 @@ def _prepare_rebuilt(rebuild: Any, arguments: tuple[Any, ...]) -> PreparedWeight
     return prepare(rebuild(*arguments))
 
 
-def prepare(w: ScaledTensor) -> PreparedWeight:
+def prepare(w: ScaledTensor[A]) -> PreparedWeight[A]:
     """Prepare a weight that will be multiplied many times.
 
     Args:

@@ -128,7 +128,8 @@ def _mxfp4(kernel: Any, layer: Any) -> Any:
 
 
 def _mxfp6(kernel: Any, layer: Any) -> Any:
-    from breccia.bridges.common import codes, made, unpack_sixes
+    from breccia.bridges.common import codes, made
+    from breccia.bridges.packing import unpack_sixes
     from breccia.layouts import PerBlockMN
     from breccia.recipes import MXFP6BlockScaling
 

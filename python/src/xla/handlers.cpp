@@ -30,6 +30,11 @@ ElementType element_type(ffi::DataType type) {
         case ffi::S8: return ElementType::int8();
         case ffi::F8E4M3FN: return ElementType::codes(format_of<Float8E4M3FN>);
         case ffi::F8E5M2: return ElementType::codes(format_of<Float8E5M2>);
+        case ffi::F8E4M3FNUZ: return ElementType::codes(format_of<Float8E4M3FNUZ>);
+        case ffi::F8E5M2FNUZ: return ElementType::codes(format_of<Float8E5M2FNUZ>);
+        case ffi::F8E4M3: return ElementType::codes(format_of<Float8E4M3>);
+        case ffi::F8E3M4: return ElementType::codes(format_of<Float8E3M4>);
+        case ffi::F8E4M3B11FNUZ: return ElementType::codes(format_of<Float8E4M3B11FNUZ>);
         case ffi::F8E8M0FNU: return ElementType::codes(format_of<Float8E8M0FNU>);
         default: throw_type("an operand has an unsupported dtype");
     }
@@ -108,7 +113,7 @@ CastOutput outputs(const Recipe& recipe, const ffi::RemainingRets& results) {
     std::size_t at = 0;
     const auto next = [&] { return array_of(*results.get<ffi::AnyBuffer>(at++).value()); };
     CastOutput out{.data = next(), .scale = next(), .zero_point = std::nullopt, .global_scale = std::nullopt};
-    if (recipe.has_zero_point()) out.zero_point = next();
+    if (recipe.has_second_number()) out.zero_point = next();
     if (recipe.two_level) out.global_scale = next();
     return out;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products in matrix tiles, and of one activation in integers. All other kernels are those
-// of avx512_bf16.
+// Products in matrix tiles, and of a few activations by E4M3. All other kernels are those of avx512_bf16.
 #include "target.hpp"
 
 BRECCIA_CPU_BEGIN

@@ -31,31 +31,31 @@ inline constexpr HighBytes high_bytes = [] {
     return of;
 }();
 
-/// High bytes of the float16 numbers of 64 packed codes: those of even k, those of odd k.
-struct NibbleLookup {
+/// 64 packed codes of any format.
+struct Nibbles : PlainUnit {
+    static constexpr bool packed = true;
+    static constexpr std::int64_t bytes = 32;
     const HighBytes* table;
 
-    BRECCIA_INLINE_MEMBER void operator()(const std::uint8_t* p, __m256i& even, __m256i& odd) const {
+    BRECCIA_INLINE_MEMBER explicit Nibbles(const UnitNumbers& numbers)
+        : table(static_cast<const HighBytes*>(numbers.table)) {}
+    /// High bytes of their float16 numbers: those of even k, those of odd k.
+    BRECCIA_INLINE_MEMBER void look_up(const std::uint8_t* p, __m256i& even, __m256i& odd) const {
         const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), nibble = _mm256_set1_epi8(15);
-        const __m256i bytes =
+        const __m256i of_codes =
             _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table->byte)));
-        even = _mm256_shuffle_epi8(bytes, _mm256_and_si256(codes, nibble));
-        odd = _mm256_shuffle_epi8(bytes, _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble));
+        even = _mm256_shuffle_epi8(of_codes, _mm256_and_si256(codes, nibble));
+        odd = _mm256_shuffle_epi8(of_codes, _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble));
     }
 };
 
-/// 64 packed codes of any format.
-struct NibbleUnit {
-    static constexpr bool packed = true, shifted = false;
-    static constexpr std::int64_t bytes = 32, elements = 64;
+struct NibbleUnit : Nibbles {
+    BRECCIA_INLINE_MEMBER explicit NibbleUnit(const UnitNumbers& numbers) : Nibbles(numbers) {}
+    static constexpr std::int64_t elements = 64;
     static constexpr int parts = 4;
     /// Lane i of a part: every fourth element.
     static constexpr std::int64_t place(std::int64_t k) { return k % 4 * 16 + k / 4; }
 
-    NibbleLookup look_up;
-
-    BRECCIA_INLINE_MEMBER explicit NibbleUnit(const UnitNumbers& numbers)
-        : look_up{static_cast<const HighBytes*>(numbers.table)} {}
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) const {
         const __m256i high_byte = _mm256_set1_epi16(-256);
         __m256i even, odd;
@@ -65,17 +65,11 @@ struct NibbleUnit {
         out[2] = f_of_halves(_mm256_and_si256(even, high_byte));
         out[3] = f_of_halves(_mm256_and_si256(odd, high_byte));
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
 };
 
-struct OrderedNibbles {
-    static constexpr bool packed = true, shifted = false, scaled = false;
-    static constexpr std::int64_t bytes = 32;
-
-    NibbleLookup look_up;
-
-    BRECCIA_INLINE_MEMBER explicit OrderedNibbles(const UnitNumbers& numbers)
-        : look_up{static_cast<const HighBytes*>(numbers.table)} {}
+struct OrderedNibbles : Nibbles {
+    BRECCIA_INLINE_MEMBER explicit OrderedNibbles(const UnitNumbers& numbers) : Nibbles(numbers) {}
+    static constexpr bool scaled = false;
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) const {
         __m256i even, odd;
         look_up(p, even, odd);
@@ -89,7 +83,6 @@ struct OrderedNibbles {
         out[2] = f_of_halves(_mm256_permute2x128_si256(a, b, 0x31));
         out[3] = f_of_halves(_mm256_permute2x128_si256(c, d, 0x31));
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
 };
 
 /// Unsigned codes always come out too small by 8.
@@ -115,18 +108,20 @@ BRECCIA_INLINE __m256i halves_of(__m256i words) {
     return _mm256_and_si256(words, fields);
 }
 
-/// Notices the codes of NaNs that float16 numbers would not tell.
+/// A unit of byte codes that notices those of NaNs that float16 numbers would not tell.
 template <class C>
-struct NanWatch {
+struct WatchedUnit {
+    static constexpr bool packed = false, shifted = false;
     __m256i seen = _mm256_setzero_si256();
 
+    BRECCIA_INLINE_MEMBER explicit WatchedUnit(const UnitNumbers& /*unused*/) {}
     BRECCIA_INLINE_MEMBER void look_at(__m256i codes) {
         if constexpr (C::bits == 8 && C::specials == Specials::nan_ones)
             seen = _mm256_max_epu8(seen, _mm256_and_si256(codes, _mm256_set1_epi8(C::magnitude_mask)));
         if constexpr (C::bits == 8 && C::specials == Specials::nan_zero)
             seen = _mm256_or_si256(seen, _mm256_cmpeq_epi8(codes, _mm256_set1_epi8(static_cast<char>(C::nan_code))));
     }
-    BRECCIA_INLINE_MEMBER bool found() {
+    BRECCIA_INLINE_MEMBER bool missed_nan() const {
         __m256i nan = seen;
         if constexpr (C::bits == 8 && C::specials == Specials::nan_ones)
             nan = _mm256_cmpeq_epi8(seen, _mm256_set1_epi8(C::magnitude_mask));
@@ -135,43 +130,36 @@ struct NanWatch {
 };
 
 template <class C>
-struct HalfUnit {
-    static constexpr bool packed = false, shifted = false;
+struct HalfUnit : WatchedUnit<C> {
+    BRECCIA_INLINE_MEMBER explicit HalfUnit(const UnitNumbers& numbers) : WatchedUnit<C>(numbers) {}
     static constexpr std::int64_t bytes = 32, elements = 32;
     static constexpr int parts = 2;
     /// Lane i of a part: every second element.
     static constexpr std::int64_t place(std::int64_t k) { return k % 2 * 16 + k / 2; }
 
-    NanWatch<C> watch{};
-
-    BRECCIA_INLINE_MEMBER explicit HalfUnit(const UnitNumbers& /*unused*/) {}
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) {
         const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         out[0] = f_of_halves(halves_of<C>(_mm256_slli_epi16(codes, 8)));
         out[1] = f_of_halves(halves_of<C>(codes));
-        watch.look_at(codes);
+        this->look_at(codes);
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() { return watch.found(); }
 };
 
 template <class C>
-struct OrderedHalves {
-    static constexpr bool packed = false, shifted = false, scaled = true;
+struct OrderedHalves : WatchedUnit<C> {
+    BRECCIA_INLINE_MEMBER explicit OrderedHalves(const UnitNumbers& numbers) : WatchedUnit<C>(numbers) {}
+    static constexpr bool scaled = true;
     static constexpr std::int64_t bytes = 64;
 
-    NanWatch<C> watch{};
-
-    BRECCIA_INLINE_MEMBER explicit OrderedHalves(const UnitNumbers& /*unused*/) {}
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) {
 #pragma GCC unroll 4
         for (int part = 0; part < 4; ++part) {
             const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * part));
             out[part] = f_of_halves(halves_of<C>(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8)));
         }
-        watch.look_at(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-        watch.look_at(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
+        this->look_at(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        this->look_at(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() { return watch.found(); }
 };
 
 template <class C>
@@ -182,27 +170,23 @@ struct UnitsOf<C> {
     static constexpr UnitNumbers numbers{.values = decode_table<C>.values, .factor = exp2i(15 - C::bias)};
 };
 
-struct SignedBytes {
-    static constexpr bool packed = false, shifted = false;
+struct SignedBytes : PlainUnit {
+    BRECCIA_INLINE_MEMBER explicit SignedBytes(const UnitNumbers& /*unused*/) {}
+    static constexpr bool packed = false;
     static constexpr std::int64_t elements = 16, bytes = 16;
     static constexpr int parts = 1;
     static constexpr std::int64_t place(std::int64_t k) { return k; }
-
-    BRECCIA_INLINE_MEMBER explicit SignedBytes(const UnitNumbers& /*unused*/) {}
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) const { out[0] = f_of_signed_bytes(p); }
-    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
 };
 
-struct OrderedBytes {
-    static constexpr bool packed = false, shifted = false, scaled = false;
-    static constexpr std::int64_t bytes = 64;
-
+struct OrderedBytes : PlainUnit {
     BRECCIA_INLINE_MEMBER explicit OrderedBytes(const UnitNumbers& /*unused*/) {}
+    static constexpr bool packed = false, scaled = false;
+    static constexpr std::int64_t bytes = 64;
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) const {
 #pragma GCC unroll 4
         for (int part = 0; part < 4; ++part) out[part] = f_of_signed_bytes(p + 16 * part);
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
 };
 
 template <class C>

@@ -70,6 +70,7 @@ BRECCIA_INLINE F f_add(F a, F b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add
 BRECCIA_INLINE F f_sub(F a, F b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 BRECCIA_INLINE F f_mul(F a, F b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 BRECCIA_INLINE F f_div(F a, F b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+BRECCIA_INLINE F f_sqrt(F a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
 BRECCIA_INLINE F f_reciprocal_rest(F divisor, F reciprocal) {
     const __m256 one = _mm256_set1_ps(1.0F);
     return {_mm256_div_ps(_mm256_fnmadd_ps(divisor.lo, reciprocal.lo, one), divisor.lo),

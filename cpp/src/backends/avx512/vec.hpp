@@ -43,6 +43,7 @@ BRECCIA_INLINE F f_add(F a, F b) { return _mm512_add_ps(a, b); }
 BRECCIA_INLINE F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }
 BRECCIA_INLINE F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
 BRECCIA_INLINE F f_div(F a, F b) { return _mm512_div_ps(a, b); }
+BRECCIA_INLINE F f_sqrt(F a) { return _mm512_sqrt_ps(a); }
 BRECCIA_INLINE F f_reciprocal_rest(F divisor, F reciprocal) {
     return _mm512_div_ps(_mm512_fnmadd_ps(divisor, reciprocal, _mm512_set1_ps(1.0F)), divisor);
 }

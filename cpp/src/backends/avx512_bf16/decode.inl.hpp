@@ -203,7 +203,7 @@ BRECCIA_INLINE void decode_nibble_row(const DecodeBF16& d, std::int64_t row, Tab
             _mm512_storeu_si512(out + k + part * 32, decode(bytes, part, table(k + part * 32, true)));
     }
     if (k == d.k) return;
-    // Past the end come zeros: of an odd row the last byte's high nibble is someone's rubbish.
+    // Zeros follow the last code. The last byte of an odd row has a high nibble that may be anything.
     const I bytes = _mm512_maskz_loadu_epi8(first_bytes((d.k - k + 1) / 2), codes + k / 2);
     for (int part = 0; k < (d.k + 63) / 64 * 64; ++part, k += 32) {
         I words = i_set(0);

@@ -154,6 +154,9 @@ static bool pack_step(const PackDigits& p, const CodeBytes& of_codes, std::int64
     return true;
 }
 
+/// Digits::bias where E4M3 scales are read without theirs.
+constexpr float lifted_bias = exp2i(73);
+
 template <bool Packed>
 static bool pack_digits(const PackDigits& p, const CodeBytes& of_codes) {
     constexpr std::int64_t step = row_step(Packed);
@@ -167,7 +170,7 @@ static bool pack_digits(const PackDigits& p, const CodeBytes& of_codes) {
     }
     // Sums times E4M3 scales, without the scales' bias or with it, stay within float32's range: the least digit there
     // is, 2^-51 of its step's largest, by the least scale that is not subnormal; and the largest by 2^20 codes of 127.
-    p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 17 ? exp2i(73) : 1.0F;
+    p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 17 ? lifted_bias : 1.0F;
     for (std::int64_t s = 0; s < p.steps; ++s)
         if (!pack_step<Packed>(p, of_codes, s)) return false;
     return true;

@@ -139,6 +139,7 @@ static void integer_rows(const IntegerGemv& g, const CodeBytes& of_codes, bool n
         const std::uint8_t* next = codes + ahead;
         for (; steps > 0; --steps) {
             switch (step->count) {
+                case 1: by_digits.template operator()<1>(next); break;
                 case 2: by_digits.template operator()<2>(next); break;
                 case 3: by_digits.template operator()<3>(next); break;
                 case 4: by_digits.template operator()<4>(next); break;

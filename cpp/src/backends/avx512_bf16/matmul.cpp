@@ -17,6 +17,9 @@ namespace {
 #include "backends/avx512_bf16/integer_gemv.inl.hpp"
 #include "backends/avx512_bf16/digits.inl.hpp"
 #include "backends/avx512_bf16/integer_lanes.inl.hpp"
+#include "kernels/digits_of_codes.inl.hpp"
+#include "backends/avx512/integer_panels.inl.hpp"
+#include "kernels/integer_panels.inl.hpp"
 // clang-format on
 
 static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
@@ -54,6 +57,15 @@ static consteval IntegerKernels make_integer_kernels() {
         if constexpr (has_code_bytes<C>) return integer_lanes<C>;
         return nullptr;
     });
+    kernels.digits_of_codes = Codecs::map([]<Codec C>() -> bool (*)(const DigitsOfCodes&) {
+        if constexpr (has_code_bytes<C>)
+            return [](const DigitsOfCodes& p) {
+                constexpr const CodeBytes& of = code_bytes<C>;
+                return digits_of_codes<is_packed(byte_reading<C>)>(p, of.unit, of.offset, lifted_bias);
+            };
+        return nullptr;
+    });
+    add_integer_panels(kernels);
     return kernels;
 }
 

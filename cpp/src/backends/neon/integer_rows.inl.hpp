@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One activation by rows of 4-bit codes in place, in integers: codes are looked up as signed bytes, the activation is a
+// One activation by rows of codes in place, in integers: 4-bit codes are looked up as signed bytes, the activation is a
 // sum of signed bytes (Digits), and sdot adds up four products a lane; twice that makes a lane of a DigitStep, eight
 // elements. A sum is exact; it becomes a float once and takes its scale. See also avx2/integer_rows.inl.hpp.
 
@@ -9,11 +9,11 @@ struct NibbleBytes {
     alignas(16) std::int8_t byte[16];
     float unit;
     int offset;
-    bool are_codes;  ///< codes are those bytes
+    static constexpr bool are_codes = false;  ///< all codes are looked up
 };
 template <class C>
 inline constexpr NibbleBytes nibble_bytes = [] {
-    NibbleBytes of{.byte = {}, .unit = C::decode(1), .offset = 0, .are_codes = false};
+    NibbleBytes of{.byte = {}, .unit = C::decode(1), .offset = 0};
     for (int i = 0; i < 16; ++i)
         of.byte[i] = static_cast<std::int8_t>(C::decode(static_cast<std::uint8_t>(i)) / C::decode(1));
     return of;
@@ -45,19 +45,31 @@ BRECCIA_INLINE float32x4_t scales_of_quarter(const float* scales, int quarter) {
     return vdupq_n_f32(scales[PerHalf * quarter / 2]);
 }
 
-/// Sums of `Rows` rows at a time.
-template <bool AreCodes, int PerHalf, bool HasZero, int Rows>
+/// No scales are read as the codes that they are.
+template <int PerHalf>
+struct ScaleCodes {
+    static constexpr bool there = false;
+};
+BRECCIA_INLINE void prepare_nibble_step(DigitStep& /*step*/) {}
+
+/// Sums of two rows at a time. `OneDigit`: steps have one, and their units are left to the caller.
+template <bool AreCodes, int PerHalf, bool HasZero, bool OneDigit, class ScaleOfRow>
 struct NibbleSums {
+    static constexpr int rows = 2, per_half = PerHalf;
+    static constexpr bool one_digit = OneDigit, has_zero = HasZero;
+    using Scale = ScaleOfRow;
     const NibbleBytes& of_codes;
     const DigitStep* step;
-    const std::uint8_t* codes[Rows] = {};
-    const float* scales[Rows] = {};
-    const std::uint8_t* zeros[Rows] = {};
-    float32x4_t total_f32x4[Rows] = {};
+    const std::uint8_t* codes[rows] = {};
+    const Scale* scales[rows] = {};
+    const std::uint8_t* zeros[rows] = {};
+    float32x4_t total_f32x4[rows] = {};
 
     BRECCIA_INLINE_MEMBER void clear(int r) { total_f32x4[r] = vdupq_n_f32(0); }
     BRECCIA_INLINE_MEMBER float total(int r) const { return vaddvq_f32(total_f32x4[r]); }
 
+    BRECCIA_INLINE_MEMBER void by_one_digit(std::int64_t ahead) { by_digits<1>(ahead); }
+    /// One step.
     template <int Count>
     BRECCIA_INLINE_MEMBER void by_digits(std::int64_t /*ahead*/) {
         constexpr int first = Count < DigitStep::first ? Count : DigitStep::first;
@@ -67,7 +79,7 @@ struct NibbleSums {
             float32x4_t unit_f32x4 = vld1q_f32(step->units + 4 * quarter);
             if constexpr (Count == 2) unit_f32x4 = vmulq_n_f32(unit_f32x4, 256.0F);
 #pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) {
+            for (int r = 0; r < rows; ++r) {
                 const auto less_zero_point = [&](int32x4_t sum, int of) BRECCIA_INLINE_LAMBDA {
                     if constexpr (!HasZero) return sum;
                     int32x4_t offset = vld1q_s32(step->offsets[of] + 4 * quarter);
@@ -84,9 +96,33 @@ struct NibbleSums {
                         less_zero_point(nibble_sums<Count - first>(pair, step->digits + first, quarter), 1);
                     sum_f32x4 = vfmaq_n_f32(sum_f32x4, vcvtq_f32_s32(small), step->smaller);
                 }
-                const float32x4_t scale_f32x4 = vmulq_f32(unit_f32x4, scales_of_quarter<PerHalf>(scales[r], quarter));
+                float32x4_t scale_f32x4 = scales_of_quarter<PerHalf>(scales[r], quarter);
+                if constexpr (!OneDigit) scale_f32x4 = vmulq_f32(unit_f32x4, scale_f32x4);
                 total_f32x4[r] = vfmaq_f32(total_f32x4[r], sum_f32x4, scale_f32x4);
             }
+        }
+    }
+};
+
+/// The sum of a row of INT8 codes by an activation that is such codes, as DigitStep has them.
+inline constexpr int byte_sums_offset = 0;
+inline constexpr bool byte_sums_know_symmetric = false;
+BRECCIA_INLINE void prepare_byte_step(DigitStep& /*step*/) {}
+template <bool Symmetric>
+struct ByteSums {
+    float32x4_t total_f32x4[2] = {};  ///< of parts in turn, so that none waits for the one before
+
+    BRECCIA_INLINE_MEMBER float total() const { return vaddvq_f32(vaddq_f32(total_f32x4[0], total_f32x4[1])); }
+    /// A step; see byte_rows.
+    template <bool OneUnit, int PerStep>
+    BRECCIA_INLINE_MEMBER void add(const std::uint8_t* codes, const DigitStep& step, const float* scales) {
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+            const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(codes + 16 * part));
+            const int32x4_t sum = vdotq_s32(vdupq_n_s32(0), bytes, vld1q_s8(step.digits[0] + 16 * part));
+            float32x4_t scale_f32x4 = vdupq_n_f32(scales[PerStep * part / 4]);
+            if constexpr (!OneUnit) scale_f32x4 = vmulq_f32(vld1q_f32(step.units + 4 * part), scale_f32x4);
+            total_f32x4[part % 2] = vfmaq_f32(total_f32x4[part % 2], vcvtq_f32_s32(sum), scale_f32x4);
         }
     }
 };

@@ -7,6 +7,7 @@
 #include <arm_neon.h>
 
 #define BRECCIA_INTEGER_ROWS "backends/neon/integer_rows.inl.hpp"
+#define BRECCIA_INTEGER_PANELS "backends/neon/integer_panels.inl.hpp"
 #define BRECCIA_INTEGER_TARGET "arch=armv8.2-a+dotprod"
 
 #include "backends/begin.hpp"

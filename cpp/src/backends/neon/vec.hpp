@@ -90,6 +90,7 @@ BRECCIA_INLINE F f_add(F a, F b) { return each<F, vaddq_f32>(a, b); }
 BRECCIA_INLINE F f_sub(F a, F b) { return each<F, vsubq_f32>(a, b); }
 BRECCIA_INLINE F f_mul(F a, F b) { return each<F, vmulq_f32>(a, b); }
 BRECCIA_INLINE F f_div(F a, F b) { return each<F, vdivq_f32>(a, b); }
+BRECCIA_INLINE F f_sqrt(F a) { return each<F, vsqrtq_f32>(a); }
 BRECCIA_INLINE F f_reciprocal_rest(F divisor, F reciprocal) {
     return f_div(each<F, vfmsq_f32>(f_set(1.0F), divisor, reciprocal), divisor);
 }

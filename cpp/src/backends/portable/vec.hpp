@@ -107,6 +107,13 @@ BRECCIA_INLINE F f_mul(F a, F b) {
 BRECCIA_INLINE F f_div(F a, F b) {
     return each<F>([](F4 x, F4 y) BRECCIA_INLINE_LAMBDA { return x / y; }, a, b);
 }
+BRECCIA_INLINE F f_sqrt(F a) {
+    return each<F>(
+        [](F4 x) BRECCIA_INLINE_LAMBDA {
+            return F4{__builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]), __builtin_sqrtf(x[3])};
+        },
+        a);
+}
 /// (1 - divisor * reciprocal) / divisor with one rounding before the division: what the reciprocal lacks.
 BRECCIA_INLINE F f_reciprocal_rest(F /*divisor*/, F /*reciprocal*/) { return F{}; }
 /// See FastDivide in encode.inl.hpp.

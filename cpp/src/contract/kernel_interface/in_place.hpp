@@ -44,8 +44,9 @@ struct CodeRows {
 /// Elements in a step of 64 bytes.
 constexpr std::int64_t row_step(bool packed) { return packed ? 128 : 64; }
 
-/// A kernel that decodes finite codes quickly and repeats one that has special ones by tables looks once. Where
-/// a row has one scale, a span is as long as the usual block: one special code then delays few others.
+/// A span is what a kernel decodes before it looks for special codes: quickly, as if there were none, and again, by
+/// tables, where there is one. It is a block; where a row has one scale, it is as long as blocks usually are, so that a
+/// special code delays few others.
 inline constexpr std::int64_t usual_span = 128;
 constexpr std::int64_t row_span(std::int64_t block, std::int64_t k, bool packed) {
     return block >= k ? usual_span : std::max(block, row_step(packed));

@@ -8,6 +8,8 @@
 //     packed: element k of a step is in lane k / 8
 #pragma once
 
+#include <array>
+
 #include "contract/kernel_interface/in_place.hpp"
 
 namespace breccia::inline v0_4 {
@@ -32,7 +34,8 @@ struct DigitStep {
     float smaller;         ///< unit of the further digits over unit of the first three
     std::uint16_t thirds;  ///< bit l: some third digit of lane l is not zero
     std::uint8_t further;  ///< how many digits there are beyond the first three
-    std::uint8_t count;    ///< digits to multiply by: 2 where thirds and further are 0, else 3 + further
+    /// Digits to multiply by: 2 where thirds and further are 0, else 3 + further; 1 of DigitsOfCodes.
+    std::uint8_t count;
     /// Makes the size an odd number of cache lines, so that the same part of successive steps uses all cache sets.
     std::uint8_t unused[64];
 };
@@ -41,7 +44,9 @@ static_assert(sizeof(DigitStep) / 64 % 2 == 1);
 /// An activation as integers.
 struct Digits {
     DigitStep* steps = nullptr;
-    float bias = 1;  ///< a power of two that lets a kernel read E4M3 scales without adding their exponent bias
+    float bias = 1;          ///< a power of two that lets a kernel read E4M3 scales without adding their exponent bias
+    bool one_unit = false;   ///< all units of all steps are the same; said of DigitsOfCodes alone
+    bool symmetric = false;  ///< no digit is -128; said of DigitsOfCodes alone
 };
 
 /// Makes the digits of `steps` steps of x. False where that many digits do not hold every element exactly.
@@ -51,6 +56,20 @@ struct PackDigits {
     bool zero_points = false;
     ScaleType scale_type = ScaleType::float32;  ///< of the codes
     std::int64_t run = 0;                       ///< 32-bit words in a run: 2, 4, 8 or 16; 0 unless weights are prepared
+    Digits* out = nullptr;
+};
+
+/// Makes the one digit of activations that are INT8 codes themselves: x(k) = codes[k] * scales[k / block]. False where
+/// a scale is neither zero nor within [2^-100, 2^100]. `count` is 1: digits[0], offsets[0], what a backend makes of
+/// them, which lies in digits[0], digits[1] and offsets[1], and `units`, which is then unit(lane) * unit of the codes *
+/// Digits::bias, are all that a kernel reads.
+struct DigitsOfCodes {
+    const std::int8_t* codes = nullptr;  ///< of whole steps, those past the end zero
+    std::int64_t steps = 0;
+    const float* scales = nullptr;       ///< global scale included
+    std::int64_t blocks = 0, block = 0;  ///< scales, and elements to one: a multiple of a lane's, or all there are
+    bool zero_points = false;
+    ScaleType scale_type = ScaleType::float32;  ///< of the weight
     Digits* out = nullptr;
 };
 
@@ -73,5 +92,51 @@ struct IntegerLanes {
     const Digits* x = nullptr;
     float* out = nullptr;
 };
+
+/// Makes 16 weight rows ready for many activations: integers side by side, a step of 64 bytes at a time, that is
+/// IntegerPanelKernel::elements of each row.
+///     element e of step s of row r: out[s * 64 + (r * elements + e)], an unsigned byte or, of two elements, a word
+/// Of packed codes, a row's elements are those of even k of eight, then those of odd k. Codes past the end are
+/// anything.
+struct PackIntegers {
+    CodeRows w;  ///< at most 16 rows; for those that are missing stands the last one
+    std::uint8_t* out = nullptr;
+};
+
+/// Products of 16 weight rows by some activations, IntegerPanelKernel::heights of them. A unit is `run` steps, the last
+/// one perhaps fewer, whose sum is exact in 32 bits.
+///     out[a * out_stride + r] = sum over units u of scale(u, r) * x_scales[u * height + a] *
+///                               (starts[u * height + a] + sum over the unit of integer(r, k) x(a, k))
+///     scale(u, r) = scales[u / units_per_scale * 16 + r]
+/// Where the kernel has PanelIntegers::starts_are_words, a start is two words that are added up: of the elements 0
+/// and 1 of each step in the lower half, of 2 and 3 in the upper one.
+struct IntegerPanel {
+    const std::uint8_t* codes = nullptr;
+    std::int64_t steps = 0, run = 0, units_per_scale = 1;  ///< steps and run are multiples of four
+    const std::int8_t* x = nullptr;  ///< [step][activation][element], of the type of the weight's, but signed
+    const float* scales = nullptr;
+    const std::int32_t* starts = nullptr;
+    const float* x_scales = nullptr;  ///< null: all one
+    int height = 0;
+    float* out = nullptr;
+    std::int64_t out_stride = 0;
+};
+
+/// A value, or a code less its zero point, is integer - offset.
+struct PanelIntegers {
+    int offset = 0;
+    bool starts_are_words = false;
+    std::int64_t most_run = 0;  ///< steps to a unit, at most
+};
+/// The kernels of a format, whose codes are such values times `unit`.
+struct IntegerPanelKernel {
+    void (*pack)(const PackIntegers&) = nullptr;
+    void (*multiply)(const IntegerPanel&) = nullptr;
+    int elements = 4;  ///< of a row in a step: 4 bytes or 2 words
+    float unit = 1;
+    PanelIntegers plain, with_zero_points;  ///< these where value - zero point is -15 … 15
+};
+/// Activations that a kernel multiplies at a time, the most first; zeros are none.
+using PanelHeights = std::array<std::uint8_t, 3>;
 
 }  // namespace breccia::inline v0_4

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "matmul/bf16_terms.hpp"
 #include "matmul/code_rows.hpp"
 #include "matmul/paths/paths.hpp"
+#include "runtime/workspace.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -21,23 +23,19 @@ void reorder(const std::uint16_t* from, bool packed, std::uint16_t* to) {
     }
 }
 
-bool all_in_range(const std::vector<float>& x) {
-    std::uint32_t strange = 0;
-    for (const float value : x) strange |= out_of_range(value, -100, 100);
-    return strange == 0;
-}
-
 // The bfloat16 terms of an activation, most significant first, in the kernel's order; `x` is left with what `most`
-// terms do not hold. Returns how many are not all zero. x.size() is a multiple of the step.
-int split(const KernelTable& table, std::vector<float>& x, bool packed, int most, std::uint16_t* terms) {
-    const auto n = static_cast<std::int64_t>(x.size()), step = row_step(packed);
-    std::vector<std::uint16_t> term(x.size());
+// terms do not hold. Returns how many are not all zero; the rest are. x.size() is a multiple of the step.
+int split(const KernelTable& table, std::span<float> x, bool packed, int most, std::uint16_t* terms) {
+    const std::int64_t n = std::ssize(x), step = row_step(packed);
+    const WorkBuffer<std::uint16_t> term(n);
     for (int t = 0;; ++t) {
         std::uint32_t any = 0;
         for (const float value : x) any |= bits_of(value);
-        if (t > 0 && (t == most || (any & f32_abs_mask) == 0)) return t;
-        table.dequantize.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), n, term.data());
-        for (std::size_t i = 0; i < x.size(); ++i) x[i] -= float_from_bits(static_cast<std::uint32_t>(term[i]) << 16);
+        if (t > 0 && (t == most || (any & f32_abs_mask) == 0)) {
+            std::fill(terms + t * n, terms + most * n, std::uint16_t{0});
+            return t;
+        }
+        take_term(table, x, term.data());
         for (std::int64_t k = 0; k < n; k += step) reorder(term.data() + k, packed, terms + t * n + k);
     }
 }
@@ -56,15 +54,17 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
     // The kernel comes for some numbers of vectors; the rest are rows of zeros.
     std::int64_t vectors = rows * used;
     if (vectors == 5 || vectors == 7) ++vectors;
-    std::vector<std::uint16_t> x(static_cast<std::size_t>(vectors * padded_k));
+    const WorkBuffer<std::uint16_t> x(vectors * padded_k);
+    std::fill(x.data() + rows * used * padded_k, x.data() + vectors * padded_k, std::uint16_t{0});
     for (std::int64_t i = 0; i < rows * used; ++i)
         std::copy_n(split.terms + (i / used * split.most + i % used) * padded_k, padded_k, x.data() + i * padded_k);
 
     for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
-        const std::int64_t n = end - begin;
-        std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
+        const std::int64_t n = end - begin, scales = 4 * w.grid.grid_cols();
+        const WorkBuffer<float> buffer(n * (vectors + 1) + scales);
         float* sums = buffer.data();
         float* line = sums + n * vectors;
+        std::fill_n(line + n, scales, 0.0F);
         kernel({.w = code_rows(product.table.matmul.bf16->first_level_cache, w, begin, n, line + n),
                 .x = x.data(),
                 .vectors = vectors,
@@ -76,7 +76,7 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
                 for (std::int64_t t = 1; t < used; ++t) sum += parts[t];
                 line[j] = w.with_global(sum);
             }
-            product.write(product.table, first + i, begin, n, line);
+            product.write(first + i, begin, n, line);
         }
     });
 }
@@ -88,8 +88,7 @@ GemvKernel kernel_for(const Product& product, const ScaledMatrix& w) {
 
 std::optional<Entry> suits_in_place_bf16(const Product& product, const ScaledMatrix& w) {
     if (kernel_for(product, w) == nullptr || !readable_in_place(w)) return {};
-    const bool one_term = product.precision == Precision::fast;
-    return Entry{.terms = one_term ? 1 : product.a.front().bfloat16_terms()};
+    return Entry{.terms = product.terms()};
 }
 
 Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, const Limits& limits) {
@@ -98,15 +97,16 @@ Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, const Li
     if (!zero_points_are_small(w)) return Refusal::zero_points;
     const std::int64_t padded_k = (k + row_step(w.packed) - 1) / row_step(w.packed) * row_step(w.packed);
     const int most = product.precision == Precision::fast ? 1 : 3;
-    std::vector<std::uint16_t> terms(static_cast<std::size_t>(rows * most * padded_k));
+    const WorkBuffer<std::uint16_t> terms(rows * most * padded_k);
     int used = 1;
     {
         Scratch scratch;
-        std::vector<float> row(static_cast<std::size_t>(padded_k));
+        const WorkBuffer<float> buffer(padded_k);
+        const std::span row(buffer.data(), static_cast<std::size_t>(padded_k));
         for (std::int64_t i = 0; i < rows; ++i) {
-            std::fill(row.begin(), row.end(), 0.0F);
-            product.read(table, i, 1, 0, k, scratch, row.data(), k);
-            if (!all_in_range(row)) return Refusal::range;
+            std::ranges::fill(row, 0.0F);
+            product.read(i, 1, 0, k, scratch, row.data(), k);
+            if (!all_within(row, -100, 100)) return Refusal::range;
             used = std::max(used, split(table, row, w.packed, most, terms.data() + i * most * padded_k));
         }
     }

@@ -5,7 +5,6 @@
 
 #include "matmul/code_rows.hpp"
 #include "matmul/paths/paths.hpp"
-#include "matmul/row_numbers.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -13,13 +12,12 @@ namespace {
 // Activations in the kernels' order. False where one is so large or so small that a product may leave float32's range
 // though the sum does not.
 bool arrange(const Product& product, const ScaledMatrix& w, std::int64_t stride, float* out) {
-    std::vector<float> row(static_cast<std::size_t>(product.k));
+    const WorkBuffer<float> buffer(product.k);
+    const std::span row(buffer.data(), static_cast<std::size_t>(product.k));
     Scratch scratch;
     for (std::int64_t i = 0; i < product.total_rows(); ++i) {
-        product.read(product.table, i, 1, 0, product.k, scratch, row.data(), product.k);
-        std::uint32_t strange = 0;
-        for (const float value : row) strange |= out_of_range(value, -100, 100);
-        if (strange != 0) return false;
+        product.read(i, 1, 0, product.k, scratch, row.data(), product.k);
+        if (!all_within(row, -100, 100)) return false;
         product.table.matmul.codes_f32->arrange[static_cast<std::size_t>(w.element)](
             {.x = row.data(), .k = product.k, .out = out + i * stride});
     }
@@ -36,12 +34,13 @@ Refusal by_in_place_f32(const Product& product, const ScaledMatrix& w, const Lim
     const CodeKernelsF32* kernels = table.matmul.codes_f32;
     const std::int64_t activations = product.total_rows(), stride = (product.k + 63) / 64 * 64;
     if (!zero_points_are_small(w)) return Refusal::zero_points;
-    std::vector<float> x(static_cast<std::size_t>(activations * stride));
+    const WorkBuffer<float> x(activations * stride);
+    std::fill_n(x.data(), activations * stride, 0.0F);
     if (!arrange(product, w, stride, x.data())) return Refusal::range;
 
     for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
         constexpr std::int64_t at_once = 8, most = CodeKernelsF32::most_vectors;
-        RowNumbers numbers(w, at_once, false);
+        RowNumbers numbers(w, at_once, GlobalScale::left_out);
         float sums[at_once * most], line[at_once];
         for (std::int64_t first = begin; first < end; first += at_once) {
             const std::int64_t n = std::min(at_once, end - first);
@@ -62,7 +61,7 @@ Refusal by_in_place_f32(const Product& product, const ScaledMatrix& w, const Lim
                                                                        .out = sums});
                 for (std::int64_t v = 0; v < vectors; ++v) {
                     for (std::int64_t j = 0; j < n; ++j) line[j] = w.with_global(sums[j * vectors + v]);
-                    product.write(table, i + v, first, n, line);
+                    product.write(i + v, first, n, line);
                 }
             }
         }

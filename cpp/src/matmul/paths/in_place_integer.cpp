@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One activation, or two, by a weight whose codes are small integers: the activation becomes integers too, exactly, or
-// another way is taken.
+// One activation, or a few, by a weight whose codes are small integers: the activation becomes integers too, exactly,
+// or another way is taken. INT8 codes are integers as they are.
 #include <algorithm>
 
 #include "matmul/code_rows.hpp"
+#include "matmul/coded_activations.hpp"
+#include "matmul/interleaved.hpp"
 #include "matmul/paths/paths.hpp"
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
@@ -12,20 +14,25 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-// An activation's digits, and the memory they are in.
-struct IntegerActivation {
-    explicit IntegerActivation(std::int64_t steps) : memory(steps), digits{.steps = memory.data()} {}
+// Digits of activations, and the memory they are in.
+class IntegerActivations {
+public:
+    IntegerActivations(std::int64_t rows, std::int64_t steps) : memory_(rows * steps), digits_(rows) {
+        for (std::int64_t i = 0; i < rows; ++i) digits_.data()[i] = Digits{.steps = memory_.data() + i * steps};
+    }
+    [[nodiscard]] Digits& operator[](std::int64_t row) const { return digits_.data()[row]; }
 
-    WorkBuffer<DigitStep> memory;
-    Digits digits;
+private:
+    WorkBuffer<DigitStep> memory_;
+    WorkBuffer<Digits> digits_;
 };
 
 // What `fast` multiplies.
-void round_to_bfloat16(const KernelTable& table, std::vector<float>& x) {
-    std::vector<BFloat16> rounded(x.size());
-    table.dequantize.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), static_cast<std::int64_t>(x.size()),
-                                                                      rounded.data());
-    std::transform(rounded.begin(), rounded.end(), x.begin(), [](BFloat16 value) { return to_float(value); });
+void round_to_bfloat16(const KernelTable& table, float* x, std::int64_t n) {
+    constexpr auto bfloat16 = static_cast<std::size_t>(DType::bfloat16);
+    const WorkBuffer<BFloat16> rounded(n);
+    table.dequantize.store[bfloat16](x, n, rounded.data());
+    table.dequantize.load[bfloat16](rounded.data(), n, x);
 }
 
 // Doublewords of a row that a prepared weight's kernel sums up at a time: a short block, or a step.
@@ -58,62 +65,112 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
                               .out = line});
                          const std::int64_t n = std::min(groups * lanes, product.n - row);
                          for (std::int64_t j = 0; j < n; ++j) line[j] = w.with_global(line[j]);
-                         product.write(product.table, 0, row, n, line);
+                         product.write(0, row, n, line);
                      }
                  });
+}
+
+std::int64_t steps_of(const Product& product, const ScaledMatrix& w) {
+    return (product.k + row_step(w.packed) - 1) / row_step(w.packed);
+}
+
+// The activations, where they are INT8 codes that the kernels take as such.
+std::optional<Int8Activations> int8_activations(const Product& product, const ScaledMatrix& w) {
+    const bool has_kernel =
+        product.table.matmul.integers->digits_of_codes[static_cast<std::size_t>(w.element)] != nullptr;
+    if (!has_kernel || product.a.front().scaled_along_k() == nullptr) return {};
+    return Int8Activations::of(product, w);
 }
 
 std::optional<Entry> suits_in_place_integer(const Product& product, const ScaledMatrix& w) {
     const IntegerKernels* kernels = product.table.matmul.integers;
     const bool has_kernel = kernels != nullptr && kernels->gemv[static_cast<std::size_t>(w.element)] != nullptr;
     if (!has_kernel || !readable_in_place(w)) return {};
+    if (int8_activations(product, w)) return Entry{.terms = 1, .coded = true};
+    if (kernels->pack_digits[static_cast<std::size_t>(w.element)] == nullptr) return {};
     return Entry{.terms = product.a.front().bfloat16_terms()};
+}
+
+// Digits of the activations that are INT8 codes; false where their scales are out of range.
+bool make_digits(const Product& product, const ScaledMatrix& w, const Int8Activations& a,
+                 const IntegerActivations& out) {
+    const std::int64_t steps = steps_of(product, w), padded_k = steps * row_step(w.packed);
+    const WorkBuffer<std::int8_t> codes(padded_k);
+    const WorkBuffer<float> scales(a.blocks());
+    std::fill(codes.data() + product.k, codes.data() + padded_k, std::int8_t{0});
+    for (std::int64_t i = 0; i < product.total_rows(); ++i) {
+        a.read_codes(i, codes.data());
+        a.read_scales(i, scales.data());
+        if (!product.table.matmul.integers->digits_of_codes[static_cast<std::size_t>(w.element)](
+                {.codes = codes.data(),
+                 .steps = steps,
+                 .scales = scales.data(),
+                 .blocks = a.blocks(),
+                 .block = a.block(),
+                 .zero_points = w.zero_point != nullptr,
+                 .scale_type = w.scale_type,
+                 .out = &out[i]}))
+            return false;
+    }
+    return true;
+}
+
+// Digits of other activations, see PackDigits::run; false where there are too many.
+bool make_digits(const Product& product, const ScaledMatrix& w, std::int64_t run, const IntegerActivations& out) {
+    const KernelTable& table = product.table;
+    const std::int64_t k = product.k, steps = steps_of(product, w), padded_k = steps * row_step(w.packed);
+    const WorkBuffer<float> row(padded_k);
+    std::fill(row.data() + k, row.data() + padded_k, 0.0F);
+    Scratch scratch;
+    for (std::int64_t i = 0; i < product.total_rows(); ++i) {
+        product.read(i, 1, 0, k, scratch, row.data(), k);
+        if (product.precision == Precision::fast) round_to_bfloat16(table, row.data(), k);
+        if (!table.matmul.integers->pack_digits[static_cast<std::size_t>(w.element)](
+                {.x = row.data(),
+                 .steps = steps,
+                 .zero_points = w.zero_point != nullptr,
+                 .scale_type = w.scale_type,
+                 .run = run,
+                 .out = &out[i]}))
+            return false;
+    }
+    return true;
 }
 
 Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
     const KernelTable& table = product.table;
     const IntegerKernels* kernels = table.matmul.integers;
-    const std::int64_t rows = product.total_rows(), k = product.k, step = row_step(w.packed);
+    const std::int64_t rows = product.total_rows();
     const auto element = static_cast<std::size_t>(w.element);
     if (!zero_points_are_small(w)) return Refusal::zero_points;
-    const bool prepared =
-        rows == 1 && w.lane_codes != nullptr && w.zero_point == nullptr && kernels->lanes[element] != nullptr;
+    const IntegerActivations x(rows, steps_of(product, w));
+    const std::optional<Int8Activations> coded = int8_activations(product, w);
+    const bool as_codes = coded && make_digits(product, w, *coded, x);
+    const bool prepared = rows == 1 && !as_codes && w.lane_codes != nullptr && w.zero_point == nullptr &&
+                          kernels->lanes[element] != nullptr;
     const std::optional<LaneBlocks> blocks = prepared ? lane_blocks(w) : std::nullopt;
     const std::int64_t run = blocks ? doublewords_to_a_run(*blocks, w.packed) : 0;
-    const std::int64_t steps = (k + step - 1) / step;
-    std::vector<IntegerActivation> x;
-    std::vector<float> row(static_cast<std::size_t>(steps * step));
-    Scratch scratch;
-    for (std::int64_t i = 0; i < rows; ++i) {
-        product.read(table, i, 1, 0, k, scratch, row.data(), k);
-        if (product.precision == Precision::fast) round_to_bfloat16(table, row);
-        x.emplace_back(steps);
-        if (!kernels->pack_digits[element]({.x = row.data(),
-                                            .steps = steps,
-                                            .zero_points = w.zero_point != nullptr,
-                                            .scale_type = w.scale_type,
-                                            .run = run,
-                                            .out = &x.back().digits}))
-            return Refusal::digits;
-    }
+    if (!as_codes && (kernels->pack_digits[element] == nullptr || !make_digits(product, w, run, x)))
+        return Refusal::digits;
     if (blocks) {
-        multiply_prepared(product, w, *blocks, run, x.front().digits);
+        multiply_prepared(product, w, *blocks, run, x[0]);
         return Refusal::none;
     }
     for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
         // So few rows that their codes are in the first-level cache for the next activation.
         constexpr std::int64_t longest = 128;
         const std::int64_t at_once = rows == 1 ? longest : 16;
-        std::vector<float> scales(static_cast<std::size_t>(4 * w.grid.grid_cols() + 8));  // eight are read at a time
+        const std::int64_t count = 4 * w.grid.grid_cols() + 8;  // eight are read at a time
+        const WorkBuffer<float> scales(count);
+        std::fill_n(scales.data(), count, 0.0F);
         float line[longest];
         for (std::int64_t first = begin; first < end; first += at_once) {
             const std::int64_t n = std::min(at_once, end - first);
             for (std::int64_t i = 0; i < rows; ++i) {
-                kernels->gemv[element]({.w = code_rows(kernels->first_level_cache, w, first, n, scales.data()),
-                                        .x = &x[static_cast<std::size_t>(i)].digits,
-                                        .out = line});
+                kernels->gemv[element](
+                    {.w = code_rows(kernels->first_level_cache, w, first, n, scales.data()), .x = &x[i], .out = line});
                 for (std::int64_t j = 0; j < n; ++j) line[j] = w.with_global(line[j]);
-                product.write(table, i, first, n, line);
+                product.write(i, first, n, line);
             }
         }
     });

@@ -7,6 +7,7 @@
 #include "matmul/bf16_terms.hpp"
 #include "matmul/code_rows.hpp"
 #include "matmul/coded_activations.hpp"
+#include "matmul/interleaved.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 
@@ -21,14 +22,6 @@ std::int64_t kernel_vectors(std::int64_t used) {
         if (used <= count) return count;
     return group_rows;
 }
-
-// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i. Or
-// codes, as one term, and their scales: [block of the kernel][vector].
-struct LaneActivations {
-    std::int64_t first, rows, terms, vectors;
-    std::vector<std::uint16_t> x;
-    std::vector<float> scales;
-};
 
 // Elements of K that a kernel sums up before it scales.
 std::int64_t block_of(const LaneBlocks& blocks, bool packed) {
@@ -47,7 +40,7 @@ const ScaledMatrix* codes_that_suit(const Product& product, bool packed, LaneBlo
     return a;
 }
 
-void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, LaneActivations& out) {
+void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, TermActivations& out) {
     const std::int64_t multiplied = (round_up(a.grid.cols, 32) + block - 1) / block;  // the last ones by zeros
     out.scales.resize(static_cast<std::size_t>(multiplied * out.vectors));
     std::vector<float> scratch;
@@ -55,17 +48,18 @@ void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std
         read_finer_scales(table, a, out.first + i, block, scratch, out.scales.data() + i, out.vectors);
 }
 
-bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const BF16Kernels& bf16,
-          LaneActivations& out) {
+bool pack(const Product& product, const ScaledMatrix* coded, bool packed, TermActivations& out) {
     const std::int64_t rows = out.rows;
-    out.x.resize(static_cast<std::size_t>(round_up(product.k, 32) * out.vectors));
+    const std::int64_t numbers = round_up(product.k, 32) * out.vectors;
+    out.x = WorkBuffer<std::uint16_t>(numbers);
+    std::fill_n(out.x.data(), numbers, std::uint16_t{0});
     Scratch scratch;
     const LaneTerms to{.rows = rows,
                        .terms = out.terms,
                        .vectors = out.vectors,
                        .order = packed ? PairOrder::packed : PairOrder::bytes,
                        .out = out.x.data()};
-    return pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
+    return pack_terms(product.table, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
         read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
     });
 }
@@ -77,14 +71,14 @@ public:
         : product_(product),
           w_(w),
           blocks_(blocks),
-          scales_(static_cast<std::size_t>(blocks.group_bytes(ScaleType::float32))),
-          zero_points_(static_cast<std::size_t>(w.zero_point != nullptr ? zero_bytes() : 0)) {}
+          scales_(blocks.group_bytes(ScaleType::float32)),
+          zero_points_(w.zero_point != nullptr ? zero_bytes() : 0) {}
 
-    void multiply(const std::vector<LaneActivations>& passes, std::int64_t begin, std::int64_t end) {
+    void multiply(const OneOrMore<TermActivations>& passes, std::int64_t begin, std::int64_t end) {
         for (std::int64_t group = begin; group < end; group += at_once) {
             const std::int64_t row = group * group_rows;
             const std::int64_t n = std::min(std::min(at_once, end - group) * group_rows, w_.grid.rows - row);
-            for (const LaneActivations& a : passes) {
+            for (const TermActivations& a : passes) {
                 if (w_.lane_codes != nullptr)
                     run_prepared(a, group, n);
                 else
@@ -100,7 +94,7 @@ private:
     [[nodiscard]] std::int64_t quads() const { return quads_of(product_.k, w_.packed); }
     [[nodiscard]] std::int64_t zero_bytes() const { return blocks_.stored * group_rows; }
 
-    void run_prepared(const LaneActivations& a, std::int64_t group, std::int64_t n) {
+    void run_prepared(const TermActivations& a, std::int64_t group, std::int64_t n) {
         run(a, {.codes = w_.lane_codes + group * quads() * 256,
                 .interleaved = true,
                 .rows = n,
@@ -110,7 +104,7 @@ private:
                 .out = sums_});
     }
 
-    void run_rows(const LaneActivations& a, std::int64_t row, std::int64_t n) {
+    void run_rows(const TermActivations& a, std::int64_t row, std::int64_t n) {
         for (std::int64_t r = 0; r < n; r += group_rows)
             run(a, {.codes = w_.data + (row + r) * w_.row_stride,
                     .row_stride = w_.row_stride,
@@ -122,7 +116,7 @@ private:
                     .out = sums_ + r * a.vectors});
     }
 
-    void run(const LaneActivations& a, LaneProduct p) const {
+    void run(const TermActivations& a, LaneProduct p) const {
         p.quads = quads();
         p.block_quads = blocks_.block_quads;
         p.block_shift = blocks_.block_shift;
@@ -150,7 +144,7 @@ private:
         return zero_points_.data();
     }
 
-    void write(const LaneActivations& a, std::int64_t i, std::int64_t row, std::int64_t n) const {
+    void write(const TermActivations& a, std::int64_t i, std::int64_t row, std::int64_t n) const {
         float line[at_once * group_rows];
         for (std::int64_t j = 0; j < n; j += group_rows) {
             const float* from = sums_ + j * a.vectors + i * group_rows;
@@ -160,13 +154,13 @@ private:
                 line[j + lane] = w_.with_global(sum);
             }
         }
-        product_.write(product_.table, a.first + i, row, n, line);
+        product_.write(a.first + i, row, n, line);
     }
 
     const Product& product_;
     const ScaledMatrix& w_;
     const LaneBlocks& blocks_;
-    std::vector<std::byte> scales_, zero_points_;
+    WorkBuffer<std::byte> scales_, zero_points_;
     alignas(64) float sums_[at_once * group_rows * group_rows];  // [group][vector][row]
     Scratch scratch_;
 };
@@ -185,8 +179,7 @@ std::optional<LanePlan> lane_plan(const Product& product, const ScaledMatrix& w)
     if (!blocks) return {};
     LanePlan made{.blocks = *blocks};
     made.coded = codes_that_suit(product, w.packed, made.blocks);
-    const bool one_term = made.coded != nullptr || product.precision == Precision::fast;
-    made.terms = one_term ? 1 : product.a.front().bfloat16_terms();
+    made.terms = made.coded != nullptr ? 1 : product.terms();
     return made;
 }
 
@@ -204,18 +197,19 @@ Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*
     if (w.lane_zero_points == nullptr && !zero_points_are_small(w)) return Refusal::zero_points;
     const LanePlan how = *lane_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
     const std::int64_t rows = product.total_rows(), terms = how.terms;
-    std::vector<LaneActivations> passes;
-    for (std::int64_t first = 0; first < rows; first += passes.back().rows) {
+    OneOrMore<TermActivations> passes;
+    for (std::int64_t first = 0; first < rows; first += group_rows / terms) {
         const std::int64_t count = std::min(group_rows / terms, rows - first);
-        passes.push_back({.first = first,
-                          .rows = count,
-                          .terms = terms,
-                          .vectors = kernel_vectors(count * terms),
-                          .x = {},
-                          .scales = {}});
-        if (!pack(product, how.coded, w.packed, *product.table.matmul.bf16, passes.back())) return Refusal::range;
+        TermActivations pass{.first = first,
+                             .rows = count,
+                             .terms = terms,
+                             .vectors = kernel_vectors(count * terms),
+                             .x = {},
+                             .scales = {}};
+        if (!pack(product, how.coded, w.packed, pass)) return Refusal::range;
         if (how.coded != nullptr)
-            read_activation_scales(product.table, *how.coded, block_of(how.blocks, w.packed), passes.back());
+            read_activation_scales(product.table, *how.coded, block_of(how.blocks, w.packed), pass);
+        passes.push_back(std::move(pass));
     }
     const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;
     parallel_for(

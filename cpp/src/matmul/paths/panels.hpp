@@ -83,7 +83,7 @@ void for_weight_panels(const KernelTable& table, const Product& product, std::in
                 for (std::int64_t i = 0; i < rows; i += 16)
                     table.matmul.transpose(from + i * width, width, turned + i, at_once);
                 for (std::int64_t r = 0; r < std::min<std::int64_t>(16, grid.rows - m); ++r)
-                    product.write(table, first + m + r, j, rows, turned + r * at_once);
+                    product.write(first + m + r, j, rows, turned + r * at_once);
             }
         }
     });

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <bit>
 
+#include "matmul/code_rows.hpp"
 #include "matmul/coded_activations.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
@@ -25,8 +26,8 @@ bool in_chunks(std::int64_t block, std::int64_t k) {
     return block >= k || panel_k % block == 0 || block % panel_k == 0;
 }
 
-// Whether scales that are powers of two may go into the codes. What tells before their values are looked at is taken
-// for granted, or left aside.
+// Whether scales that are powers of two may go into the codes, which depends on their values: these are looked at, or
+// before that it is assumed or denied.
 enum class KeepNormal : std::uint8_t { assume, deny, look };
 
 bool may_scale_codes(const ScaledMatrix& m, KeepNormal keep) {
@@ -81,7 +82,7 @@ struct Setup {
     int terms = 1;  // bfloat16 numbers that make up an activation
 };
 
-// Whether a chunk that does not hold whole blocks of what codes take lies in one of them.
+// Whether every chunk lies in one block, where blocks are longer than chunks and codes take scales or zero points.
 bool decodes_in_chunks(const Setup& s) {
     const std::int64_t own = s.w.grid.block_cols;
     if (own < panel_k || (s.plan.scaling != Scaling::into_codes && s.w.zero_point == nullptr)) return true;
@@ -370,7 +371,7 @@ std::optional<Setup> set_up(const Product& product, const ScaledMatrix& w, KeepN
     s.a = product.precision != Precision::fast ? coded_activations(product) : nullptr;
     if (s.a != nullptr) s.a_plan = plan_of(*s.a, product.k, of_a);
     if (s.a_plan.scaling == Scaling::none) s.a = nullptr;
-    if (s.a == nullptr && product.precision != Precision::fast) s.terms = product.a.front().bfloat16_terms();
+    if (s.a == nullptr) s.terms = product.terms();
     const auto [fine, coarse] = std::minmax(s.plan.block, (s.a != nullptr ? s.a_plan : s.plan).block);
     if (coarse < product.k && coarse % fine != 0) return {};
     s.block = fine;

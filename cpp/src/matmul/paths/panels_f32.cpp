@@ -3,17 +3,17 @@
 // Any operands: panels of the weight are dequantized to float32.
 #include <optional>
 
+#include "matmul/code_rows.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
-#include "matmul/row_numbers.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
 
 // The kernels that decode a weight's codes, where there are some and they can.
-const CodeKernelsF32* decoders(const KernelTable& table, const Rows& w) {
-    const CodeKernelsF32* kernels = table.matmul.codes_f32;
-    const ScaledMatrix* codes = w.scaled_along_k();
+const CodeKernelsF32* decoders(const Product& product) {
+    const CodeKernelsF32* kernels = product.table.matmul.codes_f32;
+    const ScaledMatrix* codes = product.w.scaled_along_k();
     return kernels != nullptr && codes != nullptr && supports(*kernels, *codes) && zero_points_are_small(*codes)
                ? kernels
                : nullptr;
@@ -22,14 +22,9 @@ const CodeKernelsF32* decoders(const KernelTable& table, const Rows& w) {
 // The part of a weight panel's work that a thread keeps its buffers for.
 class F32Panels {
 public:
-    F32Panels(const Product& product, const Rows& w, const PanelGrid& grid, const float* x, std::int64_t at_once)
-        : product_(product),
-          w_(w),
-          grid_(grid),
-          x_(x),
-          kernels_(decoders(product.table, w)),
-          panel_(at_once * panel_stride_f32) {
-        if (kernels_ != nullptr) numbers_.emplace(*w.scaled_along_k(), at_once, true);
+    F32Panels(const Product& product, const PanelGrid& grid, const float* x, std::int64_t at_once)
+        : product_(product), grid_(grid), x_(x), kernels_(decoders(product)), panel_(at_once * panel_stride_f32) {
+        if (kernels_ != nullptr) numbers_.emplace(*product.w.scaled_along_k(), at_once, GlobalScale::applied);
     }
 
     void run(std::int64_t j, std::int64_t rows, std::int64_t padded_rows, float* c) {
@@ -55,8 +50,8 @@ private:
     // Rows j + i ... of the panel, elements [k, k + depth).
     void decode(std::int64_t j, std::int64_t i, std::int64_t rows, std::int64_t k, std::int64_t depth) {
         if (kernels_ == nullptr || !numbers_.has_value())
-            return w_.read(product_.table, j + i, rows, k, depth, scratch_, panel_.data(), panel_stride_f32);
-        const ScaledMatrix& w = *w_.scaled_along_k();
+            return product_.w.read(product_.table, j + i, rows, k, depth, scratch_, panel_.data(), panel_stride_f32);
+        const ScaledMatrix& w = *product_.w.scaled_along_k();
         const std::int64_t block = k / w.grid.block_cols, of_row = i * numbers_->stride();
         kernels_->decode[static_cast<std::size_t>(w.element)](
             {.codes = w.data + (j + i) * w.row_stride + (w.packed ? k / 2 : k),
@@ -73,7 +68,6 @@ private:
     }
 
     const Product& product_;
-    const Rows& w_;
     const PanelGrid& grid_;
     const float* x_;
     const CodeKernelsF32* kernels_;
@@ -82,9 +76,9 @@ private:
     Scratch scratch_;
 };
 
-std::optional<Entry> suits_panels_f32(const Product& /*product*/, const Rows& /*w*/) { return Entry{}; }
+std::optional<Entry> suits_panels_f32(const Product& /*product*/) { return Entry{}; }
 
-Refusal by_panels_f32(const Product& product, const Rows& w, const Limits& /*limits*/) {
+Refusal by_panels_f32(const Product& product, const Limits& /*limits*/) {
     constexpr std::int64_t rows_at_once = 512;
     const KernelTable& table = product.table;
     for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {
@@ -96,8 +90,8 @@ Refusal by_panels_f32(const Product& product, const Rows& w, const Limits& /*lim
             for (std::int64_t g = begin; g < end; ++g)
                 for (std::int64_t k = 0; k < product.k; k += panel_k) {
                     const std::int64_t depth = std::min(panel_k, product.k - k);
-                    product.read(table, first + g * 16, std::min<std::int64_t>(16, grid.rows - g * 16), k, depth,
-                                 scratch, group.data(), panel_stride_f32);
+                    product.read(first + g * 16, std::min<std::int64_t>(16, grid.rows - g * 16), k, depth, scratch,
+                                 group.data(), panel_stride_f32);
                     table.matmul.pack({.x = group.data(),
                                        .x_stride = panel_stride_f32,
                                        .k = depth,
@@ -107,7 +101,7 @@ Refusal by_panels_f32(const Product& product, const Rows& w, const Limits& /*lim
         });
         const std::int64_t at_once = panel_rows(product.n, grid, 2 * row_multiple);
         for_weight_panels(table, product, first, grid, at_once,
-                          [&] { return F32Panels(product, w, grid, x.data(), at_once); });
+                          [&] { return F32Panels(product, grid, x.data(), at_once); });
     }
     return Refusal::none;
 }

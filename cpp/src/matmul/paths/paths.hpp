@@ -38,9 +38,9 @@ struct Entry {
 struct Path {
     std::string_view name;
     /// None where it cannot: it has no kernel for the format, or the layout in memory does not suit. Reads no value.
-    std::optional<Entry> (*suits)(const Product&, const Rows&);
+    std::optional<Entry> (*suits)(const Product&);
     /// Of what suits. Where it refuses it has written nothing.
-    Refusal (*multiply)(const Product&, const Rows&, const Limits&);
+    Refusal (*multiply)(const Product&, const Limits&);
     std::array<Refusal, 3> refusals;  ///< all that it may come to; the rest are none
 };
 
@@ -49,12 +49,12 @@ template <std::optional<Entry> (*Suits)(const Product&, const ScaledMatrix&),
           Refusal (*Multiply)(const Product&, const ScaledMatrix&, const Limits&)>
 constexpr Path path_of_codes(std::string_view name, std::array<Refusal, 3> refusals) {
     return {.name = name,
-            .suits = [](const Product& product, const Rows& w) -> std::optional<Entry> {
-                const ScaledMatrix* codes = w.scaled_along_k();
+            .suits = [](const Product& product) -> std::optional<Entry> {
+                const ScaledMatrix* codes = product.w.scaled_along_k();
                 return codes != nullptr ? Suits(product, *codes) : std::nullopt;
             },
-            .multiply = [](const Product& product, const Rows& w,
-                           const Limits& limits) { return Multiply(product, *w.scaled_along_k(), limits); },
+            .multiply = [](const Product& product,
+                           const Limits& limits) { return Multiply(product, *product.w.scaled_along_k(), limits); },
             .refusals = refusals};
 }
 
@@ -81,14 +81,18 @@ extern const Path rows_f32;
 /// Any number of activations by panels of codes decoded to bfloat16; scales multiply sums of blocks.
 extern const Path panels_bf16;
 
+/// Any number of activations that are INT8 codes by codes that are small integers: integer dot products, panels of the
+/// weight as bytes; scales multiply sums of blocks.
+extern const Path panels_integer;
+
 /// Any operands: panels dequantized to float32.
 extern const Path panels_f32;
 
 }  // namespace paths
 
 /// All of them.
-inline constexpr const Path* every_path[] = {&paths::in_place_integer, &paths::tiles,        &paths::lanes,
-                                             &paths::in_place_bf16,    &paths::in_place_f32, &paths::rows_f32,
-                                             &paths::panels_bf16,      &paths::panels_f32};
+inline constexpr const Path* every_path[] = {&paths::in_place_integer, &paths::tiles,          &paths::lanes,
+                                             &paths::in_place_bf16,    &paths::in_place_f32,   &paths::rows_f32,
+                                             &paths::panels_bf16,      &paths::panels_integer, &paths::panels_f32};
 
 }  // namespace breccia::inline v0_4

@@ -8,29 +8,28 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-std::optional<Entry> suits_rows_f32(const Product& /*product*/, const Rows& /*w*/) { return Entry{}; }
+std::optional<Entry> suits_rows_f32(const Product& /*product*/) { return Entry{}; }
 
-Refusal by_rows_f32(const Product& product, const Rows& w, const Limits& /*limits*/) {
+Refusal by_rows_f32(const Product& product, const Limits& /*limits*/) {
     const KernelTable& table = product.table;
     const std::int64_t rows = product.total_rows();
-    std::vector<float> x(static_cast<std::size_t>(rows * product.k));
+    const WorkBuffer<float> x(rows * product.k);
     Scratch reading;
-    product.read(table, 0, rows, 0, product.k, reading, x.data(), product.k);
+    product.read(0, rows, 0, product.k, reading, x.data(), product.k);
     constexpr std::int64_t at_once = 16;
     const std::int64_t grain =
         std::max<std::int64_t>(1, (std::int64_t{1} << 16) / std::max<std::int64_t>(product.k, 1));
     parallel_for(product.n, round_up(grain, at_once), [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
-        std::vector<float> weights(static_cast<std::size_t>(at_once * product.k));
-        std::vector<float> results(static_cast<std::size_t>(at_once * rows));
+        const WorkBuffer<float> weights(at_once * product.k);
+        float line[at_once];
         for (std::int64_t j = begin; j < end; j += at_once) {
             const std::int64_t n = std::min(at_once, end - j);
-            w.read(table, j, n, 0, product.k, scratch, weights.data(), product.k);
+            product.w.read(table, j, n, 0, product.k, scratch, weights.data(), product.k);
             for (std::int64_t i = 0; i < rows; ++i) {
                 for (std::int64_t r = 0; r < n; ++r)
-                    results[static_cast<std::size_t>(r)] =
-                        table.matmul.dot(x.data() + i * product.k, weights.data() + r * product.k, product.k);
-                product.write(table, i, j, n, results.data());
+                    line[r] = table.matmul.dot(x.data() + i * product.k, weights.data() + r * product.k, product.k);
+                product.write(i, j, n, line);
             }
         }
     });

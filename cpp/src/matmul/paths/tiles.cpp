@@ -54,13 +54,13 @@ std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
     return how;
 }
 
-// Whether scales that go into codes may.
+// Whether the scales' values allow it where they are to go into codes.
 bool scales_fit(const ScaledMatrix& w, const RowScales& how) {
     if (how.code_block_shift == 0) return true;
     return w.scale_type == ScaleType::e8m0 ? powers_of_two_keep_normal(w) : e4m3_scales_are_positive(w);
 }
 
-// Whether zero points are what a step of a row has one of.
+// Whether there are no zero points, or each step of a row has one.
 bool zero_points_suit(const ScaledMatrix& w, const RowScales& how) {
     return w.zero_point == nullptr || (w.packed && how.code_block_shift == 0 && zero_points_are_bytes(w));
 }
@@ -83,27 +83,18 @@ const ScaledMatrix* codes_that_suit(const Product& product, bool packed, RowScal
     return a;
 }
 
-// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i. Or
-// codes, as one term, and their scales: [block of the kernel][16].
-struct TileActivations {
-    std::int64_t first, rows, terms, vectors;
-    WorkBuffer<std::uint16_t> x;
-    std::vector<float> scales;
-};
-
 // Multiplies numbers by a power of two. False where one is neither zero nor in [2^-40, 2^36]: 2^64 times these,
 // products with the smallest scaled codes and with the smaller terms of a number are not subnormal.
 bool scale_up(float* x, std::int64_t n, float by) {
-    std::uint32_t strange = 0;
+    std::uint32_t outside = 0;
     for (std::int64_t i = 0; i < n; ++i) {
-        strange |= out_of_range(x[i], -40, 36);
+        outside |= out_of_range(x[i], -40, 36);
         x[i] *= by;
     }
-    return strange == 0;
+    return outside == 0;
 }
 
-bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const RowScales& how, const BF16Kernels& bf16,
-          TileActivations& out) {
+bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const RowScales& how, TermActivations& out) {
     const std::int64_t rows = out.rows, padded_k = round_up(product.k, step_of(packed));
     out.x = WorkBuffer<std::uint16_t>(padded_k * out.vectors);
     const std::int64_t last = product.k / byte_block * byte_block * out.vectors;
@@ -112,7 +103,7 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
     const PairOrder order = packed ? PairOrder::packed : how.tile_scales ? PairOrder::neighbours : PairOrder::runs;
     const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .order = order, .out = out.x.data()};
     bool scaled = true;
-    const bool in_range = pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
+    const bool in_range = pack_terms(product.table, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
         read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
         for (std::int64_t i = 0; how.up != 1 && i < rows; ++i) scaled &= scale_up(x + i * panel_k, count, how.up);
     });
@@ -123,6 +114,8 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
         for (std::int64_t i = 0; i < rows; ++i)
             read_finer_scales(product.table, *coded, out.first + i, block, scratch.scales, out.scales.data() + i,
                               tile_size);
+        // Sums that are to come down from 2^-48 meet these first, and must not become subnormal by them either.
+        return how.up == 1 || all_within(out.scales, -40, 36);
     }
     return true;
 }
@@ -140,7 +133,7 @@ public:
           sums_(at_once * tile_size),
           turned_(at_once * tile_size) {}
 
-    void multiply(const std::vector<TileActivations>& passes, std::int64_t begin, std::int64_t end) {
+    void multiply(const std::vector<TermActivations>& passes, std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; row += at_once) {
             const std::int64_t n = std::min(at_once, end - row);
             for (std::int64_t r = 0; r < n; ++r) {
@@ -150,7 +143,7 @@ public:
                                      zero_points_.data() + r / tile_size * tile_size * scale_stride_ + r % tile_size,
                                      tile_size);
             }
-            for (const TileActivations& a : passes) {
+            for (const TermActivations& a : passes) {
                 run(a, row, n);
                 write(a, row, n);
             }
@@ -167,7 +160,7 @@ private:
         std::fill_n(out + count, tile_size, 0.0F);
     }
 
-    void run(const TileActivations& a, std::int64_t row, std::int64_t n) {
+    void run(const TermActivations& a, std::int64_t row, std::int64_t n) {
         product_.table.matmul.bf16->tiles[static_cast<std::size_t>(w_.element)](
             {.codes = w_.data + row * w_.row_stride,
              .row_stride = w_.row_stride,
@@ -194,14 +187,14 @@ private:
             product_.table.matmul.transpose(sums_.data() + r * tile_size, tile_size, turned_.data() + r, at_once);
     }
 
-    void write(const TileActivations& a, std::int64_t row, std::int64_t n) {
+    void write(const TermActivations& a, std::int64_t row, std::int64_t n) {
         for (std::int64_t i = 0; i < a.rows; ++i) {
             float* sums = turned_.data() + i * at_once;
             for (std::int64_t r = 0; r < n; ++r) {
                 for (std::int64_t t = 1; t < a.terms; ++t) sums[r] += sums[t * a.rows * at_once + r];
                 sums[r] = w_.with_global(sums[r] * how_.down);
             }
-            product_.write(product_.table, a.first + i, row, n, sums);
+            product_.write(a.first + i, row, n, sums);
         }
     }
 
@@ -229,8 +222,7 @@ std::optional<TilePlan> tile_plan(const Product& product, const ScaledMatrix& w)
     if (!scales || !zero_points_suit(w, *scales)) return {};
     TilePlan made{.scales = *scales};
     made.coded = codes_that_suit(product, w.packed, made.scales);
-    const bool one_term = made.coded != nullptr || product.precision == Precision::fast;
-    made.terms = one_term ? 1 : product.a.front().bfloat16_terms();
+    made.terms = made.coded != nullptr ? 1 : product.terms();
     return made;
 }
 
@@ -244,13 +236,12 @@ Refusal by_tiles(const Product& product, const ScaledMatrix& w, const Limits& /*
     if (!zero_points_are_small(w)) return Refusal::zero_points;
     if (!scales_fit(w, how.scales)) return Refusal::scales;
     const std::int64_t rows = product.total_rows(), terms = how.terms, at_once = tile_size / terms;
-    std::vector<TileActivations> passes;
+    std::vector<TermActivations> passes;
     for (std::int64_t first = 0; first < rows; first += at_once) {
         const std::int64_t count = std::min(at_once, rows - first);
         passes.push_back(
             {.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}});
-        if (!pack(product, how.coded, w.packed, how.scales, *product.table.matmul.bf16, passes.back()))
-            return Refusal::range;
+        if (!pack(product, how.coded, w.packed, how.scales, passes.back())) return Refusal::range;
     }
     parallel_for((product.n + tile_size - 1) / tile_size,
                  std::max<std::int64_t>(1, bytes_per_task / (tile_size * w.row_bytes())),

@@ -16,20 +16,10 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.comfyui.unmarked import decided, in_tiles, may_be_tiles
-from breccia.bridges.common import (
-    FP8_CODES,
-    FP8_DTYPES,
-    Array,
-    as_numpy,
-    codes,
-    get,
-    global_scale,
-    made,
-    packed_codes,
-    swizzle,
-    unswizzle,
-)
-from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place, method_of
+from breccia.bridges.common import Array, as_numpy, codes, get, global_scale, made, swizzle, unswizzle
+from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place
+from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_stored
+from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
@@ -206,8 +196,8 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             rows = scale.reshape(scaled.shape[0], 1)
             parts = {"weight": part(codes(scaled.data, "data"), "I8"), "weight_scale": part(rows, "F32")}
         case recipe:
-            stored = "F8_E5M2" if recipe.element == "float8_e5m2" else "F8_E4M3"
-            parts = {"weight": part(codes(scaled.data, "data"), stored), "weight_scale": part(scale.reshape(()), "F32")}
+            weight = part(codes(scaled.data, "data"), fp8_stored(recipe))
+            parts = {"weight": weight, "weight_scale": part(scale.reshape(()), "F32")}
     return {**parts, "comfy_quant": _said(scaled.recipe, inputs=False)}
 
 
@@ -317,7 +307,7 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
 
 def claims(context: Mapping[str, Any]) -> int:
     """Where nothing names a format, this one comes first: it alone tells scales in tiles from those in rows."""
-    return NAMED if method_of(context) == NAME else LIKELY + 1
+    return NAMED if context.get("quant_method") == NAME else LIKELY + 1
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:

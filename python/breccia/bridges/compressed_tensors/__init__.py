@@ -12,20 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import (
-    STORED_SCALES,
-    Array,
-    as_numpy,
-    codes,
-    fp8_format_of,
-    fp8_recipe,
-    get,
-    global_scale,
-    made,
-    pack_sixes,
-    packed_codes,
-    unpack_sixes,
-)
+from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes, get, global_scale, made
 from breccia.bridges.compressed_tensors import headers as _headers
 from breccia.bridges.compressed_tensors.integers import (
     NAME,
@@ -38,10 +25,12 @@ from breccia.bridges.compressed_tensors.integers import (
 )
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.fnuz import fnuz_values
+from breccia.bridges.fp8 import fp8_format_of, fp8_recipe, fp8_stored
 from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.packing import pack_sixes, packed_codes, unpack_sixes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
-from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.layouts import PerBlockMN
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -168,42 +157,41 @@ def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[
 def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     """`to_compressed_tensors`, each tensor made when it is asked for."""
     recipe = scaled.recipe
-    scale = as_numpy(scaled.scale, "scale")
     if isinstance(recipe, NVFP4BlockScaling):
         return {
             "weight_packed": part(packed_codes(scaled), "U8"),
-            "weight_scale": part(codes(scale, "scale"), "F8_E4M3"),
+            "weight_scale": part(codes(scaled.scale, "scale"), "F8_E4M3"),
             "weight_global_scale": Part("F32", (1,), lambda: _one_divisor(scaled)),
         }
     if isinstance(recipe, MXFP4BlockScaling):
         return {
             "weight_packed": part(packed_codes(scaled), "U8"),
-            "weight_scale": part(codes(scale, "scale"), "U8"),
+            "weight_scale": part(codes(scaled.scale, "scale"), "U8"),
         }
     if isinstance(recipe, MXFP6BlockScaling) and recipe.fp6_format == "E2M3":
         data = codes(scaled.data, "data")
         shape = (*data.shape[:-1], data.shape[-1] * 3 // 4)
         return {
             "weight_packed": Part("U8", shape, lambda: pack_sixes(data)),
-            "weight_scale": part(codes(scale, "scale"), "U8"),
+            "weight_scale": part(codes(scaled.scale, "scale"), "U8"),
         }
-    stored = "F8_E5M2" if recipe.element == "float8_e5m2" else "F8_E4M3"
     if isinstance(recipe, MXFP8BlockScaling):
         return {
-            "weight": part(codes(scaled.data, "data"), stored),
-            "weight_scale": part(codes(scale, "scale"), "U8"),
+            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
+            "weight_scale": part(codes(scaled.scale, "scale"), "U8"),
         }
+    scale = as_numpy(scaled.scale, "scale")
     if isinstance(recipe, INT4Scaling) and carries(recipe):
         return pack_int4(scaled, scale)
     if isinstance(recipe, INT8Scaling):
         return pack_int8(scaled, scale) if packed else store_int8(scaled, scale)
     if isinstance(recipe, (DelayedScaling, Float8CurrentScaling, Float8BlockScaling)) and scale.dtype.itemsize > 1:
-        if isinstance(scaled.layout, PerTensor):
+        if scaled.layout.one_scale:
             scale = scale.reshape(1)
-        if isinstance(scaled.layout, PerChannel) and scale.ndim < scaled.ndim:
+        if scaled.layout.block == (1, 0) and scale.ndim < scaled.ndim:
             scale = scale[..., None]
         return {
-            "weight": part(codes(scaled.data, "data"), stored),
+            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
             "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
         }
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")

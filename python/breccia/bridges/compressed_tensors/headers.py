@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from breccia.bridges.checks import FLOATS, check_axes, shown
-from breccia.bridges.common import FP8_DTYPES, fp8_recipe
 from breccia.bridges.compressed_tensors.integers import (
     NAME,
     bits_of,
@@ -24,6 +23,7 @@ from breccia.bridges.compressed_tensors.integers import (
     zero_point_of,
 )
 from breccia.bridges.fnuz import FNUZ_DTYPES
+from breccia.bridges.fp8 import FP8_DTYPES, fp8_recipe
 from breccia.bridges.integers import order_of_columns
 from breccia.bridges.parts import Found
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written

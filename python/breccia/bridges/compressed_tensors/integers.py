@@ -13,19 +13,15 @@ from breccia.bridges.common import (
     Array,
     as_numpy,
     codes,
-    from_words,
     get,
     group_size_of,
     made,
-    pack_nibbles,
     row_blocks,
     scale_name,
-    unpack_bits,
-    unpack_nibbles,
-    words,
 )
 from breccia.bridges.integers import int4, int4_from_offset, integer_zero_point, offset_codes, order_of_columns
 from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.packing import from_words, pack_nibbles, unpack_bits, unpack_nibbles, words
 from breccia.bridges.parts import Part, part
 from breccia.layouts import Layout, PerChannel, PerTensor
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
@@ -161,9 +157,9 @@ def stored_shape(stored: Array) -> tuple[int, ...]:
 def int8(data: Array, scale: Array, zero_point: Any) -> ScaledTensor:
     recipe, layout = int8_recipe(data.shape, scale.shape, scale.dtype.name, zero_point is None)
     zero = None if zero_point is None else as_numpy(zero_point, "weight_zero_point").reshape(scale.shape)
-    if isinstance(layout, PerTensor):
+    if layout.one_scale:
         scale, zero = scale.reshape(()), None if zero is None else zero.reshape(())
-    elif not isinstance(layout, PerChannel):
+    elif layout.block != (1, 0):
         scale, zero = spread(scale, data.shape), None if zero is None else spread(zero, data.shape)
     return made(data, scale, recipe, layout, zero)
 
@@ -216,9 +212,9 @@ def pack_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
     """INT8 of weights alone, which loaders expect in words, offset by 128; a tensor's own zero point is given to every
     row, for zero points are packed along the rows."""
     shape, zero_point = scaled.shape, scaled.zero_point
-    if isinstance(scaled.layout, PerTensor):
+    if scaled.layout.one_scale:
         scale = scale.reshape(1) if zero_point is None else spread(scale, shape)
-    scale = scale[..., None] if isinstance(scaled.layout, PerChannel) and scale.ndim < scaled.ndim else scale
+    scale = scale[..., None] if scaled.layout.block == (1, 0) and scale.ndim < scaled.ndim else scale
     result = {
         "weight_packed": Part(
             "I32", (*shape[:-1], -(-shape[-1] // 4)), lambda: from_words(codes(scaled.data, "data") ^ np.uint8(0x80))
@@ -240,7 +236,7 @@ def pack_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
 
 def store_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
     """INT8 of weights and activations: the bytes as they are."""
-    if isinstance(scaled.layout, PerTensor):
+    if scaled.layout.one_scale:
         scale = scale.reshape(1)
     result = {
         "weight": part(codes(scaled.data, "data"), "I8"),

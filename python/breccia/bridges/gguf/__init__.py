@@ -8,7 +8,7 @@ first half of a block's elements is in the low ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import Array, as_numpy, codes, float32, get, made, packed_codes, unpack_nibbles
+from breccia.bridges.common import Array, as_numpy, codes, float32, get, made
 from breccia.bridges.common import global_scale as one_global_scale
 from breccia.bridges.contract import FileFormat, Kind, Place, stored_name
+from breccia.bridges.gguf.blocks import MAKE, TYPES, blocks_of, flat, half, q4_1, split_to_pairs
 from breccia.bridges.gguf.file_kind import GGUF
 from breccia.bridges.gguf.quantize import QUANTIZE
-from breccia.bridges.gguf.values import VALUES
-from breccia.bridges.integers import offset_codes
+from breccia.bridges.gguf.values import SCALES, VALUES
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
 from breccia.bridges.readers import Readers
@@ -46,49 +46,12 @@ RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),
 }
 
-# Type name -> (number, elements per block, bytes per block): ggml.h.
-TYPES: dict[str, tuple[int, int, int]] = {
-    "F32": (0, 1, 4),
-    "F16": (1, 1, 2),
-    "Q4_0": (2, 32, 18),
-    "Q4_1": (3, 32, 20),
-    "Q5_0": (6, 32, 22),
-    "Q5_1": (7, 32, 24),
-    "Q8_0": (8, 32, 34),
-    "Q2_K": (10, 256, 84),
-    "Q3_K": (11, 256, 110),
-    "Q4_K": (12, 256, 144),
-    "Q5_K": (13, 256, 176),
-    "Q6_K": (14, 256, 210),
-    "Q8_K": (15, 256, 292),
-    "IQ2_XXS": (16, 256, 66),
-    "IQ2_XS": (17, 256, 74),
-    "IQ3_XXS": (18, 256, 98),
-    "IQ1_S": (19, 256, 50),
-    "IQ4_NL": (20, 32, 18),
-    "IQ3_S": (21, 256, 110),
-    "IQ2_S": (22, 256, 82),
-    "IQ4_XS": (23, 256, 136),
-    "I8": (24, 1, 1),
-    "I16": (25, 1, 2),
-    "I32": (26, 1, 4),
-    "I64": (27, 1, 8),
-    "F64": (28, 1, 8),
-    "IQ1_M": (29, 256, 56),
-    "BF16": (30, 1, 2),
-    "TQ1_0": (34, 256, 54),
-    "TQ2_0": (35, 256, 66),
-    "MXFP4": (39, 32, 17),
-    "NVFP4": (40, 64, 36),
-    "Q1_0": (41, 128, 18),
-}
-NUMBERS = {number: name for name, (number, _, _) in TYPES.items()}
 _TENSORS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4")  # types that `from_gguf` knows
 
 
 def _values_of(raw: Array, kind: str) -> Array:
     """The values of a type that is decoded here, float32."""
-    return _flat(VALUES[kind](_blocks(raw, kind)).astype(np.float32))
+    return flat(VALUES[kind](blocks_of(raw, kind)).astype(np.float32))
 
 
 KINDS: dict[str, Kind] = {
@@ -102,41 +65,6 @@ KINDS: dict[str, Kind] = {
 RECIPE_OF: dict[str, ScalingRecipe] = {name.upper(): recipe for name, recipe in RECIPES.items()}
 
 __all__ = ["dequantize_gguf", "from_gguf", "quantize_gguf", "to_gguf"]
-
-
-def _blocks(raw: Any, kind: str) -> Array:
-    data = codes(raw, "raw")
-    if kind not in TYPES:
-        raise ValueError(f"kind must be one of {', '.join(TYPES)}, got {kind!r}")
-    _, _, size = TYPES[kind]
-    if data.ndim == 0 or data.shape[-1] % size:
-        raise ValueError(f"raw must have rows of whole {kind} blocks of {size} bytes, got shape {data.shape}")
-    return data.reshape(*data.shape[:-1], data.shape[-1] // size, size)
-
-
-def _half(blocks: Array, name: str) -> Array:
-    """A little-endian float16 field."""
-    at = {"d": 0, "m": 2}[name]
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
-
-
-def _flat(per_block: Array) -> Array:
-    return per_block.reshape(*per_block.shape[:-2], -1)
-
-
-def _split_to_pairs(halves: Array) -> Array:
-    """Nibbles split in halves of a block to neighbours in a byte."""
-    n = halves.shape[-1]
-    both = np.concatenate([halves & 15, halves >> 4], axis=-1)
-    pairs: Array = (both[..., ::2] | (both[..., 1::2] << 4)).reshape(*halves.shape[:-1], n)
-    return pairs
-
-
-def _pairs_to_split(pairs: Array) -> Array:
-    n = pairs.shape[-1]
-    both = unpack_nibbles(pairs, 2 * n)
-    halves: Array = both[..., :n] | (both[..., n:] << 4)
-    return halves
 
 
 def from_gguf(raw: Any, kind: str, global_scale: Any = None) -> ScaledTensor | OutsideTensor:
@@ -153,32 +81,32 @@ def from_gguf(raw: Any, kind: str, global_scale: Any = None) -> ScaledTensor | O
     Raises:
         ValueError: another kind (see `dequantize_gguf`), or rows that are not whole blocks.
     """
-    blocks = _blocks(raw, kind)
+    blocks = blocks_of(raw, kind)
     columns = blocks.shape[-2] * TYPES[kind][1]
     shape = (*blocks.shape[:-2], columns)
     match kind:
         case "Q8_0":
-            return made(_flat(blocks[..., 2:]), _half(blocks, "d"), RECIPES["q8_0"], PerBlockK(32))
+            return made(flat(blocks[..., 2:]), half(blocks, "d"), RECIPES["q8_0"], PerBlockK(32))
         case "Q4_0":
-            data = _flat(_split_to_pairs(blocks[..., 2:])) ^ np.uint8(0x88)
-            return made(data, _half(blocks, "d"), RECIPES["q4_0"], PerBlockK(32), shape=shape)
+            data = flat(split_to_pairs(blocks[..., 2:])) ^ np.uint8(0x88)
+            return made(data, half(blocks, "d"), RECIPES["q4_0"], PerBlockK(32), shape=shape)
         case "Q4_1":
             recipe = INT4Scaling(group_size=32, signed=False)
-            data = _flat(_split_to_pairs(blocks[..., 4:]))
-            scaled = made(data, _half(blocks, "d"), recipe, PerBlockK(32), shape=shape)
-            return OutsideTensor(scaled, bias=_half(blocks, "m"))
+            data = flat(split_to_pairs(blocks[..., 4:]))
+            scaled = made(data, half(blocks, "d"), recipe, PerBlockK(32), shape=shape)
+            return OutsideTensor(scaled, bias=half(blocks, "m"))
         case "MXFP4":
-            data = _flat(_split_to_pairs(blocks[..., 1:]))
+            data = flat(split_to_pairs(blocks[..., 1:]))
             scale = np.ascontiguousarray(blocks[..., 0])
             return made(data, scale, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
         case "NVFP4":
             groups = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
-            data = _flat(_flat(_split_to_pairs(groups)))
+            data = flat(flat(split_to_pairs(groups)))
             second = None if global_scale is None else np.asarray(as_numpy(global_scale, "global_scale"), np.float32)
             second = second.reshape(()) if second is not None and second.size == 1 else second
             return made(
                 data,
-                _flat(np.ascontiguousarray(blocks[..., :4])),
+                flat(np.ascontiguousarray(blocks[..., :4])),
                 NVFP4BlockScaling(two_level=second is not None),
                 PerBlockMN(1, 16),
                 global_scale=second,
@@ -206,7 +134,7 @@ def to_gguf(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
 def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
     """`to_gguf`, each tensor made when it is asked for."""
     if isinstance(scaled, OutsideTensor):
-        return {"Q4_1": _q4_1(scaled)}
+        return {"Q4_1": q4_1(scaled)}
     recipe = scaled.recipe
     kind = next((name for name, row in RECIPE_OF.items() if carries_as(recipe, row)), None)
     if kind is None:
@@ -215,63 +143,11 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
     if scaled.shape[-1] % size:
         raise ValueError(f"scaled must have a multiple of {size} columns for {kind}, got shape {scaled.shape}")
     stored = (*scaled.shape[:-1], scaled.shape[-1] // size * nbytes)
-    result = {kind: Part("U8", stored, lambda: _MAKE[kind](scaled).reshape(stored))}
+    result = {kind: Part("U8", stored, lambda: MAKE[kind](scaled).reshape(stored))}
     second = one_global_scale(scaled, "multiplier")
     if kind == "NVFP4" and second is not None:
         result["scale"] = Part("F32", (second.size,), lambda: second.reshape(-1))
     return result
-
-
-def _join(*columns: Array) -> Array:
-    return np.concatenate([c.view(np.uint8) for c in columns], axis=-1)
-
-
-def _scale16(scaled: ScaledTensor) -> Array:
-    return np.ascontiguousarray(as_numpy(scaled.scale, "scale").astype("<f2"))[..., None]
-
-
-def _q8_0(scaled: ScaledTensor) -> Array:
-    data = codes(scaled.data, "data").reshape(*scaled.scale.shape, 32)
-    return _join(_scale16(scaled), np.ascontiguousarray(data))
-
-
-def _q4_0(scaled: ScaledTensor) -> Array:
-    return _join(_scale16(scaled), _pairs_to_split(offset_codes(scaled).reshape(*scaled.scale.shape, 16)))
-
-
-def _q4_1(outside: OutsideTensor) -> Part:
-    scaled, bias = outside.scaled, outside.bias
-    if bias is None or outside.columns is not None or scaled.scale.shape[-1] * 32 != scaled.shape[-1]:
-        raise ValueError(f"scaled must have a bias for 32 elements and its columns in order for Q4_1, got {outside}")
-    if bias.dtype != np.float16 or scaled.scale.dtype != np.float16:
-        raise ValueError(f"scale and bias must be float16 for Q4_1, got {scaled.scale.dtype} and {bias.dtype}")
-
-    def make() -> Array:
-        pairs = _pairs_to_split(packed_codes(scaled).reshape(*scaled.scale.shape, 16))
-        blocks = _join(_scale16(scaled), np.ascontiguousarray(bias.astype("<f2"))[..., None], pairs)
-        return blocks.reshape(*scaled.shape[:-1], -1)
-
-    return Part("U8", (*scaled.shape[:-1], scaled.shape[-1] // 32 * 20), make)
-
-
-def _mxfp4(scaled: ScaledTensor) -> Array:
-    pairs = packed_codes(scaled).reshape(*scaled.scale.shape, 16)
-    return _join(codes(scaled.scale, "scale")[..., None], _pairs_to_split(pairs))
-
-
-def _nvfp4(scaled: ScaledTensor) -> Array:
-    scale = codes(scaled.scale, "scale")
-    lead = (*scale.shape[:-1], scale.shape[-1] // 4)
-    pairs = _pairs_to_split(packed_codes(scaled).reshape(*lead, 4, 8)).reshape(*lead, 32)
-    return _join(np.ascontiguousarray(scale).reshape(*lead, 4), pairs)
-
-
-_MAKE: dict[str, Callable[[ScaledTensor], Array]] = {
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
-    "MXFP4": _mxfp4,
-    "NVFP4": _nvfp4,
-}
 
 
 def carries_as(recipe: ScalingRecipe, row: ScalingRecipe) -> bool:
@@ -312,7 +188,7 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
 
         made = from_gguf(raw, kind)
         return made.dequantize() if isinstance(made, OutsideTensor) else dequantize(made)
-    _blocks(raw, kind)  # rows must be whole blocks
+    blocks_of(raw, kind)  # rows must be whole blocks
     if kind not in VALUES:
         return _decoded_by_peer(codes(raw, "raw"), kind)
     return _values_of(raw, kind)
@@ -355,6 +231,23 @@ def quantize_gguf(x: Any, kind: str, importance: Any = None) -> Array:
         raise ValueError(f"x must have a multiple of {TYPES[kind][1]} columns for {kind}, got shape {values.shape}")
     weights = None if importance is None else column_weights(importance, values.shape)
     return QUANTIZE[kind](float32(values), weights)
+
+
+def scales_of_blocks(raw: Any, kind: str) -> Array | None:
+    """What the codes of blocks are multiplied by, of types that no ScaledTensor can hold.
+
+    Args:
+        raw: bytes of whole blocks, uint8, of any shape.
+        kind: the block type, a name of `TYPES`.
+
+    Returns:
+        float32, flat, one for each run of 16 or 32 values, the super-block's scale in it; None of a type whose scales
+        are not read here.
+
+    Raises:
+        ValueError: rows are not whole blocks.
+    """
+    return None if kind not in SCALES else SCALES[kind](blocks_of(raw, kind)).reshape(-1)
 
 
 def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -> Found:

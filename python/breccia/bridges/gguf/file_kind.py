@@ -26,6 +26,7 @@ def _files() -> Any:
 class _Gguf(Container):
     title = "GGUF"
     whole = True
+    types_alone = True
 
     @property
     def said_by_config(self) -> frozenset[str]:
@@ -62,6 +63,13 @@ class _Gguf(Container):
     @property
     def merging(self) -> Any:
         return importlib.import_module("breccia.gguf.merging").MergeInPlace
+
+    @property
+    def adapter(self) -> Any:
+        return importlib.import_module("breccia.gguf.adapter").read_adapter
+
+    def scales_of_blocks(self, raw: Any, kind: str) -> Any:
+        return importlib.import_module("breccia.bridges.gguf").scales_of_blocks(raw, kind)
 
     def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:
         lost = [] if folder else [f"there is no config.json: {destination}/ instead makes a directory that has one"]

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes, get, global_scale, pack_nibbles, packed_codes
+from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes, get, global_scale
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.integers import integer_zero_point
 from breccia.bridges.onnx.model_file import NAME, ONNX
 from breccia.bridges.onnx.nodes import Node
+from breccia.bridges.packing import pack_nibbles, packed_codes
 from breccia.bridges.parts import Found, Part, part, rows_only
 from breccia.bridges.readers import Readers
-from breccia.layouts import PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -70,7 +70,7 @@ def _inputs(scaled: ScaledTensor) -> dict[str, Part]:
         ValueError: the format has no place for such a tensor.
     """
     recipe, scale = scaled.recipe, as_numpy(scaled.scale, "scale")
-    if not carries(recipe):
+    if not BRIDGE.carries(recipe):
         raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
     if isinstance(recipe, (INT4Scaling, MXFP4BlockScaling, NVFP4BlockScaling)):
         if scaled.shape[-1] % 2:
@@ -87,9 +87,9 @@ def _inputs(scaled: ScaledTensor) -> dict[str, Part]:
         return {**result, "scale": part(codes(scale, "scale"), "F8_E8M0")}
     if isinstance(recipe, NVFP4BlockScaling):
         return {**result, "scale": part(codes(scale, "scale"), "F8_E4M3"), "global_scale": _second(scaled)}
-    if isinstance(scaled.layout, PerTensor):
+    if scaled.layout.one_scale:
         scale = scale.reshape(())
-    elif isinstance(scaled.layout, PerChannel):  # along an axis of a matrix, in blocks as long as a row in batches
+    elif scaled.layout.block == (1, 0):  # along an axis of a matrix, in blocks as long as a row in batches
         scale = scale.reshape(scaled.shape[:1] if scaled.ndim == 2 else (*scaled.shape[:-1], 1))
     result["scale"] = part(scale, STORED_SCALES[scale.dtype.name])
     if not getattr(recipe, "symmetric", True):
@@ -116,10 +116,8 @@ def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...]) -> Part:
         shape = (shape[0] // 2, *shape[1:-1], shape[-1] * 2)
 
     def make() -> Array:
-        zero = integer_zero_point(scaled)
+        zero = integer_zero_point(scaled, 15)
         assert zero is not None
-        if zero.size and zero.max() > 15:
-            raise ValueError(f"zero_point must be from 0 to 15, got {zero.max()}")
         return pack_nibbles(zero.reshape(shape))
 
     return Part("UINT4", shape, make)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from breccia.bridges.common import Array, codes, pack_nibbles
+from breccia.bridges.common import Array, codes
 from breccia.bridges.file_kinds import Container, Output, WeightFile
 from breccia.bridges.onnx.nodes import FLOATS, HALVES, PLAIN, Node
+from breccia.bridges.packing import pack_nibbles
 from breccia.bridges.parts import Found
 from breccia.peers import require
 
@@ -322,7 +323,7 @@ def _model(output: Output, source: OnnxFile | None) -> Any:
         kind = "FLOAT" if source is None else source.type_of(name)
         kind = kind if kind in FLOATS else "FLOAT"
         if name in output.metadata:
-            nodes += _nodes(name, result, kind, json.loads(output.metadata[name]), output.plan)
+            nodes += _nodes(name, result, kind, json.loads(output.metadata[name]))
             if source is None:
                 model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, found.shape))
         elif source is not None and name in stored and _is_cast(name, output, source):
@@ -347,7 +348,7 @@ def _model(output: Output, source: OnnxFile | None) -> Any:
     return model
 
 
-def _nodes(name: str, result: str, kind: str, said: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Any]:
+def _nodes(name: str, result: str, kind: str, said: Mapping[str, Any]) -> list[Any]:
     """The nodes that make a tensor of its parts."""
     from onnx import TensorProto, helper
 

@@ -8,17 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from breccia.bridges.common import (
-    FP8_DTYPES,
-    SCALE_NAMES,
-    Array,
-    as_numpy,
-    codes,
-    float32,
-    made,
-    row_blocks,
-    unpack_nibbles,
-)
+from breccia.bridges.common import SCALE_NAMES, Array, as_numpy, codes, float32, made, row_blocks
+from breccia.bridges.fp8 import FP8_DTYPES
+from breccia.bridges.packing import unpack_nibbles
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (

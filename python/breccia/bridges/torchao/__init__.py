@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from breccia.bridges.common import in_torch, to_torch
+from breccia.bridges.common import in_torch
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.file_kinds import Container
 from breccia.bridges.outside import OutsideTensor
@@ -117,18 +117,9 @@ def to_torchao(scaled: ScaledTensor | OutsideTensor, dtype: Any = None) -> Any:
 
     high = torch.bfloat16 if dtype is None else dtype
     kind, parts, attributes = describe(scaled, str(high).removeprefix("torch."))
-    arrays = {name: value.make().reshape(value.shape) for name, value in parts.items()}
-    tensors = {name: to_torch(arrays[name], _TORCH.get(value.dtype)) for name, value in parts.items()}
+    tensors = {name: part.in_torch() for name, part in parts.items()}
     values = {k: _object(v) for k, v in attributes.items()}
     return _class(kind)(**tensors, **values)
-
-
-_TORCH = {
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "BF16": "bfloat16",
-}
 
 
 def _class(kind: str) -> Any:

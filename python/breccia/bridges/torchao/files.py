@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.checks import check_axes, mapping, numbers, shown
-from breccia.bridges.common import FP8_DTYPES
 from breccia.bridges.contract import Place
+from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
 from breccia.bridges.torchao.inputs import STATIC, inputs_beside, quantizer_of_inputs, said_of_inputs

@@ -8,20 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import (
-    STORED_SCALES,
-    Array,
-    as_numpy,
-    check_upright,
-    codes,
-    float32,
-    global_scale,
-    packed_codes,
-    unpack_nibbles,
-)
+from breccia.bridges.common import STORED_SCALES, Array, as_numpy, check_upright, codes, float32, global_scale
+from breccia.bridges.fp8 import fp8_stored
 from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.packing import packed_codes, unpack_nibbles
 from breccia.bridges.parts import Part, part
-from breccia.layouts import PerBlockMN, PerTensor
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -68,18 +59,14 @@ def describe(scaled: ScaledTensor | OutsideTensor, high: str) -> Described:
     raise ValueError(f"scaled must have a recipe that torchao can store, got {scaled.recipe}")
 
 
-def _fp8_stored(scaled: ScaledTensor) -> str:
-    return "F8_E5M2" if scaled.recipe.element == "float8_e5m2" else "F8_E4M3"
-
-
 def _float8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
     shape = scaled.shape
-    if isinstance(scaled.layout, PerTensor):
+    if scaled.layout.one_scale:
         scale = scale.reshape((1,) * len(shape))
     elif scale.ndim < len(shape):
         scale = scale[..., None]
     parts = {
-        "qdata": part(codes(scaled.data, "data"), _fp8_stored(scaled)),
+        "qdata": part(codes(scaled.data, "data"), fp8_stored(scaled.recipe)),
         "scale": Part("F32", tuple(scale.shape), lambda: float32(scale)),
     }
     attributes = {
@@ -132,7 +119,7 @@ _MX_ELEMENTS = {"float6_e2m3fn": "fp6_e2m3", "float6_e3m2fn": "fp6_e3m2", "float
 def _mx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
     element = _MX_ELEMENTS.get(scaled.recipe.element, scaled.recipe.element)
     data = packed_codes(scaled) if isinstance(scaled.recipe, MXFP4BlockScaling) else codes(scaled.data, "data")
-    stored = _fp8_stored(scaled) if isinstance(scaled.recipe, MXFP8BlockScaling) else "U8"
+    stored = fp8_stored(scaled.recipe) if isinstance(scaled.recipe, MXFP8BlockScaling) else "U8"
     parts = {"qdata": part(data, stored), "scale": part(codes(scale, "scale"), "F8_E8M0")}
     attributes = {
         "elem_dtype": element if element.startswith("fp6") else _torch_dtype(element),
@@ -153,13 +140,10 @@ def _signed(parts: dict[str, Part]) -> dict[str, Part]:
 
 
 def _block_size(scaled: ScaledTensor) -> list[int]:
-    grid, shape = scaled.layout, scaled.shape
-    ones = [1] * (len(shape) - 2)
-    if isinstance(grid, PerTensor):
+    shape, block = scaled.shape, scaled.layout.block
+    if scaled.layout.one_scale:
         return list(shape)
-    if isinstance(grid, PerBlockMN):
-        return [*ones, grid.block_m, grid.block_n]
-    return [*ones, 1, getattr(grid, "block_size", shape[-1])]
+    return [*[1] * (len(shape) - 2), block.rows, block.columns or shape[-1]]
 
 
 def _intx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:

@@ -9,18 +9,8 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.checks import StoredTypeError, flag, numbers, shown
-from breccia.bridges.common import (
-    Array,
-    as_numpy,
-    codes,
-    fp8_format_of,
-    fp8_recipe,
-    get,
-    made,
-    row_blocks,
-    scale_name,
-    unswizzle,
-)
+from breccia.bridges.common import Array, as_numpy, codes, get, made, row_blocks, scale_name, unswizzle
+from breccia.bridges.fp8 import fp8_format_of, fp8_recipe
 from breccia.bridges.outside import OutsideTensor
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -79,7 +69,7 @@ def from_parts(kind: str, parts: Mapping[str, Any], attributes: Mapping[str, Any
         case "Float8Tensor":
             fp8_format = fp8_format_of(qdata, attributes.get("fp8_format"))
             recipe, layout = float8(fp8_format, qdata.shape, scale, attributes.get("block_size"))
-            if isinstance(layout, PerTensor):
+            if layout.one_scale:
                 scale = scale.reshape(())
             return made(codes(qdata, "qdata"), scale, recipe, layout)
         case "Int8Tensor":

@@ -11,6 +11,7 @@ __all__ = ["MAX_ITEMS", "MAX_MEMBERS", "MAX_NODES", "loads"]
 MAX_NODES = 1 << 20  # lists and objects: the largest tokenizers have half of that
 MAX_MEMBERS = 3 << 18  # colons, of which each member of an object has one: a member takes 200 bytes
 MAX_ITEMS = 3 << 20  # commas
+_MARKS = (b"[", b"{", b":", b",")
 
 
 def loads(text: str | bytes) -> Any:
@@ -20,9 +21,7 @@ def loads(text: str | bytes) -> Any:
         ValueError: it is none, or has too many lists, objects, members or items.
         RecursionError: it is too deep.
     """
-    lists, objects, members, items = (
-        text.count(mark) if isinstance(text, str) else text.count(mark.encode()) for mark in "[{:,"
-    )
+    lists, objects, members, items = map(text.count, "[{:,") if isinstance(text, str) else map(text.count, _MARKS)
     if lists + objects > MAX_NODES or members > MAX_MEMBERS or items > MAX_ITEMS:
         raise ValueError(
             f"it must have at most {MAX_NODES} lists and objects, {MAX_MEMBERS} colons and {MAX_ITEMS} commas, "

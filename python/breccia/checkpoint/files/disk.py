@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 __all__ = ["before"]
 
@@ -36,30 +37,16 @@ def reading(path: Path, what: str = "read") -> Iterator[None]:
         raise OSError(error.errno, f"cannot {what} {path}: {os.strerror(error.errno)}") from None
 
 
-class _call:  # noqa: N801
-    """Errors of a call that changes the disk say what could not be done to which file."""
-
-    __slots__ = ("path", "what")
-
-    def __init__(self, what: str, path: Path) -> None:
-        self.what, self.path = what, path
-
-    def __enter__(self) -> None:
-        if before is None:
-            return
-        try:
-            before(self.what, self.path)
-        except OSError as error:
-            self._tell(error)
+def _call(what: str, path: Path, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what changes the disk; its errors say what could not be done to which file."""
+    try:
+        if before is not None:
+            before(what, path)
+        return function(*arguments)
+    except OSError as error:
+        if error.errno is None:
             raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, OSError):
-            self._tell(error)
-
-    def _tell(self, error: OSError) -> None:
-        if error.errno is not None:
-            raise OSError(error.errno, f"cannot {self.what} {self.path}: {os.strerror(error.errno)}") from None
+        raise OSError(error.errno, f"cannot {what} {path}: {os.strerror(error.errno)}") from None
 
 
 def make_directory(path: Path) -> bool:
@@ -69,8 +56,7 @@ def make_directory(path: Path) -> bool:
         NotADirectoryError: something else is there, a link among them.
     """
     try:
-        with _call("make directory", path):
-            path.mkdir()
+        _call("make directory", path, os.mkdir, path)
         return True
     except FileExistsError:
         if path.is_symlink() or not path.is_dir():
@@ -84,74 +70,69 @@ def create(path: Path, *, keep: bool = False, anew: bool = False) -> int:
     Raises:
         FileExistsError: it is to be made ``anew``, and is there.
     """
-    with _call("create", path):
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-        return os.open(path, flags | (0 if keep else os.O_TRUNC) | (os.O_EXCL if anew else 0), 0o644)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    fd: int = _call(
+        "create", path, os.open, path, flags | (0 if keep else os.O_TRUNC) | (os.O_EXCL if anew else 0), 0o644
+    )
+    return fd
 
 
 def reserve(fd: int, size: int, path: Path) -> None:
     """Give a file its size, and the space for it where the file system can."""
-    with _call("reserve space for", path):
-        if size and hasattr(os, "posix_fallocate"):
-            try:
-                os.posix_fallocate(fd, 0, size)
-                return
-            except OSError as error:
-                if error.errno not in _NO_RESERVE:
-                    raise
-        os.ftruncate(fd, size)
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            _call("reserve space for", path, os.posix_fallocate, fd, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in _NO_RESERVE:
+                raise
+    _call("reserve space for", path, os.ftruncate, fd, size)
 
 
 def write(fd: int, data: bytes | memoryview, at: int, path: Path) -> None:
     """Write at a place, all of it."""
     view = memoryview(data)
     while view:
-        with _call("write", path):
-            written = os.pwrite(fd, view[: 1 << 30], at)
+        written = _call("write", path, os.pwrite, fd, view[: 1 << 30], at)
         view, at = view[written:], at + written
 
 
 def truncate(fd: int, size: int, path: Path) -> None:
     """Cut a file."""
-    with _call("truncate", path):
-        os.ftruncate(fd, size)
+    _call("truncate", path, os.ftruncate, fd, size)
 
 
 def sync(fd: int, path: Path) -> None:
     """Put a file on disk."""
-    with _call("flush", path):
-        os.fsync(fd)
+    _call("flush", path, os.fsync, fd)
 
 
 def sync_directory(path: Path) -> None:
     """Put the names in a directory on disk."""
-    with _call("flush", path):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a file system that has nothing to flush for directories
-                raise
-        finally:
-            os.close(fd)
+    fd = _call("flush", path, os.open, path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has nothing to flush for directories
+            raise OSError(error.errno, f"cannot flush {path}: {error.strerror}") from None
+    finally:
+        os.close(fd)
 
 
 def rename(source: Path, destination: Path) -> None:
     """Give a file or directory another name."""
-    with _call("rename to", destination):
-        source.replace(destination)
+    _call("rename to", destination, os.replace, source, destination)
 
 
 def remove(path: Path) -> None:
     """Remove a file, if it is there."""
-    with _call("remove", path):
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        _call("remove", path, os.unlink, path)
 
 
 def remove_directory(path: Path) -> None:
     """Remove an empty directory."""
-    with _call("remove", path):
-        path.rmdir()
+    _call("remove", path, os.rmdir, path)
 
 
 def remove_tree(path: Path, last: str = "") -> bool:
@@ -172,7 +153,7 @@ def remove_tree(path: Path, last: str = "") -> bool:
         if entry.is_dir(follow_symlinks=False):
             gone &= remove_tree(Path(entry.path))
         else:
-            gone &= try_remove(Path(entry.path))
+            gone &= _try(remove, Path(entry.path))
     return gone and _try(remove_directory, path)
 
 
@@ -230,8 +211,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
     """Give a file a second name, or copy it where the file system has no hard links."""
     remove(destination)
     try:
-        with _call("link", destination):
-            os.link(source, destination, follow_symlinks=False)
+        _call("link", destination, functools.partial(os.link, follow_symlinks=False), source, destination)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

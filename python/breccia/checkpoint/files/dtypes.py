@@ -95,6 +95,13 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return extended
 
 
+def torch_dtype(dtype: str) -> Any:
+    """torch's type of the header's ``dtype``; uint8 where torch has none."""
+    import torch
+
+    return getattr(torch, DTYPES[dtype].torch or "uint8", torch.uint8)
+
+
 def stored_name(array: Any) -> str:
     """The header's name of an array's dtype, whatever its framework.
 

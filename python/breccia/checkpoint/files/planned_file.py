@@ -114,7 +114,7 @@ class PlannedWriter:
     def has(self, name: str, sums: Sums) -> bool:
         """Whether a span has all the bytes that checksums say, in the file that is there."""
         pieces, (begin, end) = sums.of(name), self._spans[name]
-        covered = sum(stop - start for start, stop, _ in pieces) == end - begin
+        covered = sum(stop - start for (start, stop), _ in pieces) == end - begin
         path = self.path if self.complete else self.partial
         if not covered:
             return False
@@ -123,7 +123,7 @@ class PlannedWriter:
             def read(_: str, start: int, stop: int) -> bytes:
                 return os.pread(file.fileno(), stop - start, begin + start)
 
-            return not any(differing(((name, *piece) for piece in pieces), read))
+            return not any(differing(((name, *span, crc) for span, crc in pieces), read))
 
     def skip(self, name: str) -> None:
         """Count a span as written: it is there from an earlier run."""

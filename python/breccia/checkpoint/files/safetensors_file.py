@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from breccia._inputs import refuse_mask
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.dtypes import DTYPES, little_endian, nbytes_of, stored_name, typed
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import MAX_HEADER, Entry, parse_header
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.inputs import refuse_mask
 
 __all__ = ["Entry", "SafetensorsFile", "SafetensorsWriter", "parse_header", "save_arrays"]
 
@@ -66,7 +66,7 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
             if other := _other_format(self.file.read(0, 4)):
                 raise ValueError(f"{self.path}: file must be in the format of safetensors or GGUF{other}")
             if length > MAX_HEADER:
-                start = f"its first 8 bytes say that the header has {length}"
+                start = f"its first 8 bytes say that the header has {length} bytes"
                 raise ValueError(f"{self.path}: file must be in the format of safetensors or GGUF: {start}")
             short = f"the file is truncated, it needs {8 + length} bytes or more and has {size}"
             raise ValueError(f"{self.path}: header must have {length} bytes, as the first 8 say: {short}")
@@ -250,11 +250,11 @@ def _layout(
     plan: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, Entry], int]:
     """Header bytes, entries, file size. Wide types come first, so that everything is aligned."""
-    order = sorted(plan, key=lambda name: (-DTYPES[plan[name][0]].bits, name))
+    order = sorted([(-DTYPES[dtype].bits, name) for name, (dtype, _) in plan.items()])
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     spans: dict[str, tuple[int, int]] = {}
-    for name in order:
+    for _, name in order:
         dtype, shape = plan[name]
         end = at + nbytes_of(dtype, tuple(shape))
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}

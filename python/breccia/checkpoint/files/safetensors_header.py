@@ -85,7 +85,7 @@ class _Reader:
             raise ValueError(
                 f"{self.where}: header must be a JSON object, it begins with {self.text[:1].decode('latin-1')!r}"
             )
-        if self._peek() == b"}":
+        if self._next(take=False) == b"}":
             self.at += 1
         else:
             self._members()
@@ -144,7 +144,7 @@ class _Reader:
         else:
             if name in self.entries:
                 self._fail(name, "must appear once, it appears twice")
-            self._peek()
+            self._next(take=False)
             found = _FLAT.match(self.text, self.at)
             fields = None if found is None else _fields(found[0])
             if found is None or fields is None or set(fields) != {"dtype", "shape", "data_offsets"}:
@@ -207,7 +207,7 @@ class _Reader:
         self.seen_metadata = True
         if self._next() != b"{":
             raise ValueError(f"{self.where}: __metadata__ must map strings to strings")
-        if self._peek() == b"}":
+        if self._next(take=False) == b"}":
             self.at += 1
             return
         after = b","
@@ -225,7 +225,7 @@ class _Reader:
     def _pair(self) -> tuple[str, str, bytes]:
         """An entry of the metadata in any spelling, and what comes after it."""
         key = self._string()
-        if self._next() != b":" or self._peek() != b'"':
+        if self._next() != b":" or self._next(take=False) != b'"':
             raise ValueError(f"{self.where}: __metadata__ must map strings to strings, {key!r} has something else")
         value, after = self._string(), self._next()
         if after not in (b",", b"}"):
@@ -250,16 +250,13 @@ class _Reader:
             quote = self.text.find(b'"', quote + 1)
         raise ValueError(f"the string that begins at byte {self.at - 1} must end")
 
-    def _peek(self) -> bytes:
-        """The next byte that is no space, none at the end."""
+    def _next(self, take: bool = True) -> bytes:
+        """The next byte that is no space, none at the end; one that is not taken comes again."""
         found = _SPACE.match(self.text, self.at)
         assert found is not None
         self.at = found.end()
-        return self.text[self.at : self.at + 1]
-
-    def _next(self) -> bytes:
-        byte = self._peek()
-        self.at += len(byte)
+        byte = self.text[self.at : self.at + 1]
+        self.at += len(byte) if take else 0
         return byte
 
     def _fail(self, name: str, what: str) -> NoReturn:

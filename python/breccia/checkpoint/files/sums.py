@@ -71,19 +71,20 @@ class Sums:
             taken._pieces, self._pieces = self._pieces, {}
         return taken
 
-    def of(self, name: str) -> list[tuple[int, int, int]]:
-        """First byte, byte after the last, and checksum of the pieces of one, in the order of their bytes."""
-        return [(start, stop, crc) for (start, stop), crc in sorted(self._pieces.get(name, {}).items())]
+    def of(self, name: str) -> list[tuple[tuple[int, int], int]]:
+        """First byte and byte after the last, and checksum, of the pieces of one, in the order of their bytes."""
+        return sorted(self._pieces.get(name, {}).items())
 
     def said(self) -> dict[str, str]:
         """A line for each name."""
-        return {
-            name: " ".join(f"{start}-{stop}={crc:08x}" for start, stop, crc in self.of(name)) for name in self._pieces
-        }
+        lines = {}
+        for name, pieces in self._pieces.items():
+            lines[name] = " ".join([f"{start}-{stop}={crc:08x}" for (start, stop), crc in sorted(pieces.items())])
+        return lines
 
     def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
         for name in list(self._pieces):
-            for start, stop, crc in self.of(name):
+            for (start, stop), crc in self.of(name):
                 yield name, start, stop, crc
 
 

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from breccia import verbs
-from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.outside import OutsideTensor, values
 from breccia.bridges.parts import Found
 from breccia.checkpoint.judging.architecture import Architecture, architecture
 from breccia.checkpoint.judging.plot import scales_of
-from breccia.checkpoint.judging.verify import values
 from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.cli.terminal import wrapped
@@ -104,7 +103,7 @@ def _architecture(checkpoint: Checkpoint) -> Architecture | str:
         return f"{checkpoint.container.title} files have names of their own"
     if not checkpoint.config:
         return "there is no config.json"
-    return architecture(checkpoint.config, [found.name for found in checkpoint.found])
+    return architecture(checkpoint.config, checkpoint.found.names())
 
 
 def _by_model(
@@ -199,7 +198,7 @@ def _lost(scaled: ScaledTensor, scales: Any) -> int:
 def _missing(checkpoint: Checkpoint) -> list[str]:
     """Names that the other layers, or config.json, say must be there."""
     if checkpoint.container.whole:
-        return _missing_layers(checkpoint, {f.name for f in checkpoint.found})
+        return _missing_layers(checkpoint, set(checkpoint.found.names()))
     children: dict[str, set[str]] = defaultdict(set)
     for name in checkpoint.entries:
         child, (parent, _, last) = name, name.rpartition(".")

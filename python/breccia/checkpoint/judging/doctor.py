@@ -13,7 +13,7 @@ from typing import Any
 
 from breccia import bridges
 from breccia._version import __version__
-from breccia.cpu import cpu_info
+from breccia.device import cpu_info
 
 __all__ = ["doctor", "render"]
 

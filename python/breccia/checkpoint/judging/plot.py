@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.common import codes, float32, global_scale
-from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.outside import OutsideTensor, comparable
+from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.judging.bounds import bits_of, least
 from breccia.checkpoint.judging.picture import ERROR_RANGE, draw
-from breccia.checkpoint.judging.verify import comparable
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.comparison import compare, error_magnitudes, magnitudes
@@ -46,8 +46,8 @@ def measure(
         tensor = checkpoint.load(found)
         scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
         row: dict[str, Any] = {"name": found.name, "format": f"{found.format} {found.kind}", "sqnr_db": None}
-        if isinstance(scaled, ScaledTensor):
-            row |= _scales(scaled)
+        scales = scales_of(scaled) if isinstance(scaled, ScaledTensor) else _scales_of_blocks(checkpoint, found)
+        row |= {} if scales is None else _scales(scales)
         original = originals.get(found.name)
         if known is not None and original is not None and original.shape == found.shape:
             stored = known.load(original)
@@ -60,9 +60,21 @@ def measure(
     return rows
 
 
-def _scales(scaled: ScaledTensor) -> dict[str, Any]:
+def _scales_of_blocks(checkpoint: Checkpoint, found: Found) -> np.ndarray[Any, Any] | None:
+    """Scales of a tensor of blocks that is read as values: of K-quants and others; None where they are not known."""
+    parts = [_scales_of_blocks(checkpoint, one) for one in found.origin.members]
+    if parts:
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+    if "blocks" not in found.parts or found.origin.whole is not None:
+        return None
+    scales: np.ndarray[Any, Any] | None = checkpoint.container.scales_of_blocks(checkpoint.blocks(found), found.kind)
+    return scales
+
+
+def _scales(scales: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Histogram of log2 of the scales, from the octave of the least to that of the largest."""
-    found = magnitudes(scales_of(scaled))
+    found = magnitudes(scales)
     there = np.flatnonzero(found.counts)
     low = (found.first + int(there[0])) // 2 if there.size else 0
     mantissa, exponent = math.frexp(found.largest)

@@ -10,11 +10,10 @@ import numpy as np
 
 from breccia import comparison
 from breccia.bridges.common import float32
-from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.outside import values
 from breccia.bridges.parts import Found
-from breccia.checkpoint.lora.adapters import Adapter, Change
+from breccia.checkpoint.lora.adapters import Change, open_adapter
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Survival"]
 
@@ -25,7 +24,7 @@ class Survival:
     """Sums of `breccia.comparison.kept`, tensor by tensor.
 
     Args:
-        adapter: its folder.
+        adapter: its folder or GGUF file.
         base: the checkpoint before.
 
     Raises:
@@ -33,7 +32,7 @@ class Survival:
     """
 
     def __init__(self, adapter: str | os.PathLike[str], base: Checkpoint) -> None:
-        self.adapter = Adapter.open(adapter)
+        self.adapter = open_adapter(adapter, base)
         self.sums: dict[str, tuple[float, float]] = {}
         names = {found.name for found in base.found}
         if missing := sorted(self.adapter.changes.keys() - names):
@@ -85,7 +84,7 @@ class Survival:
 
 
 def _values(loaded: Any) -> np.ndarray[Any, Any]:
-    return float32(loaded.dequantize() if isinstance(loaded, (ScaledTensor, OutsideTensor)) else loaded)
+    return float32(values(loaded))
 
 
 def _asked(change: Change, rows: slice, old: Any) -> Any:

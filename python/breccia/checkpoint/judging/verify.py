@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from breccia import comparison, verbs
+from breccia import comparison
 from breccia.bridges.common import codes, swizzle, unswizzle
-from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.outside import comparable, values
 from breccia.bridges.parts import Found
 from breccia.checkpoint.judging.bounds import FLOATS_DB, bits_of, least
 from breccia.checkpoint.judging.output_error import OutputErrors
@@ -58,22 +58,6 @@ class Difference:
     def ok(self) -> bool:
         """Whether it is equal or near enough."""
         return self.equal or self.sqnr_db >= self.bound_db
-
-
-def values(tensor: Any) -> Any:
-    """Any loaded tensor as floats."""
-    if isinstance(tensor, OutsideTensor):
-        return tensor.dequantize()
-    if isinstance(tensor, ScaledTensor):
-        return verbs.dequantize(tensor)
-    if tensor.dtype == np.uint16:
-        return (tensor.astype(np.uint32) << 16).view(np.float32)
-    return tensor
-
-
-def comparable(tensor: Any) -> Any:
-    """A loaded tensor as the core compares it: as it is but for what a ScaledTensor cannot say."""
-    return tensor.dequantize() if isinstance(tensor, OutsideTensor) else tensor
 
 
 def compare(name: str, reference: Any, tensor: Any, bound_db: float = FLOATS_DB) -> Difference:
@@ -225,8 +209,8 @@ def verify(
         b: what is to be judged.
         min_sqnr_db: a tensor below it fails; None for a bound that follows from the format of each, 3 dB a bit, and
             12 dB where both are plain floats.
-        adapter: folder of a LoRA adapter that was merged into ``a`` to make ``b``, which is then compared with ``a``
-            and the adapter's change.
+        adapter: folder or GGUF file of a LoRA adapter that was merged into ``a`` to make ``b``, which is then compared
+            with ``a`` and the adapter's change.
         moments: what `breccia.calibrate` gives of ``a``, or its file.
         progress: draw a line on a terminal.
         unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.common import float32
+from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 from breccia.checkpoint.reading.folder import read_json
+from breccia.checkpoint.reading.source import Checkpoint, container_of
 from breccia.schemes.patterns import Patterns
 
-__all__ = ["Adapter", "Change"]
+__all__ = ["Adapter", "Change", "open_adapter"]
 
 Array = Any
 _PREFIX = "base_model.model."
@@ -88,9 +90,9 @@ class Adapter:
     """An adapter on disk.
 
     Attributes:
-        path: its folder.
-        config: adapter_config.json.
-        file: adapter_model.safetensors.
+        path: its folder, or its file.
+        config: adapter_config.json, or what a file says of its kind.
+        file: adapter_model.safetensors, or the GGUF file that is all of it.
         alphas: regular expression of modules → their lora_alpha.
         changes: name of a tensor of the model → what happens to it.
 
@@ -101,7 +103,7 @@ class Adapter:
 
     path: Path
     config: dict[str, Any]
-    file: SafetensorsFile
+    file: WeightFile
     alphas: dict[str, Any]
     changes: dict[str, Change] = field(default_factory=dict)
     _patterns: Patterns = field(default_factory=lambda: Patterns("adapter's alpha_pattern"))
@@ -140,6 +142,7 @@ class Adapter:
         self.file.close()
 
     def _read(self) -> None:
+        assert isinstance(self.file, SafetensorsFile)
         pairs: dict[tuple[str, bool], dict[str, Stored]] = {}
         for name in self.file:
             array = Stored(self.file, name)
@@ -173,3 +176,28 @@ class Adapter:
         # Embeddings keep a row for each token: (r, tokens) and (dimension, r).
         turned = embedding or bool(self.config.get("fan_in_fan_out"))
         return Change(a.read(), b.read(), scale, turned=turned)
+
+
+def open_adapter(path: str | os.PathLike[str], base: Checkpoint) -> Adapter:
+    """An adapter of PEFT, or of a program whose kind of file holds one.
+
+    Args:
+        path: PEFT's folder, or a file.
+        base: what it changes.
+
+    Returns:
+        The adapter, by the names of the model's own checkpoints.
+
+    Raises:
+        ValueError: it is not LoRA, or a kind of it that is not a product of two matrices for each weight, or it is of
+            another model.
+        FileNotFoundError: a file is not there.
+    """
+    place = path_of(path, "adapter")
+    if not place.is_file():
+        return Adapter.open(place)
+    read = container_of(place).adapter
+    if read is None:
+        raise ValueError(f"adapter must be PEFT's folder or a GGUF file, got {place}")
+    adapter: Adapter = read(place, base)
+    return adapter

@@ -15,11 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from breccia import formats, verbs
-from breccia.bridges.common import pack_nibbles
+from breccia import _core, formats, verbs
+from breccia.bridges.packing import pack_nibbles
 from breccia.calibration.error_feedback import matrix_of_moments
 from breccia.scaled_tensor import ScaledTensor
-from breccia.value.slicing import blocks_of
 
 __all__ = ["OfMoments", "OfRows", "round_change"]
 
@@ -27,7 +26,7 @@ Array = Any
 _ROWS = 1024  # at a time
 _BATCH = 64  # columns whose remainders feed each other before a product feeds the rest
 _DAMP = 0.05  # of moments: added to the diagonal, in its mean
-_REST = 0.03  # λ: what a remainder counts by itself, beside 1 in the directions of the change
+_REST = 0.03  # λ: what a remainder counts by itself, beside 1 in the directions of the change: benchmarks/lora_merge.py
 
 
 class Feed(Protocol):
@@ -38,6 +37,15 @@ class Feed(Protocol):
 
     def inside(self, start: int, stop: int) -> Array:
         """S of these columns, (stop - start, stop - start)."""
+
+
+def _upper_factor(moments: Array) -> Array | None:
+    """V of moments = V Vᵀ, upper triangular: Cholesky's of the opposite order; None where they are not positive
+    definite."""
+    try:
+        return np.linalg.cholesky(moments[::-1, ::-1])[::-1, ::-1]
+    except np.linalg.LinAlgError:
+        return None
 
 
 class OfMoments:
@@ -53,21 +61,16 @@ class OfMoments:
     """
 
     def __init__(self, moments: Any, rows: Array | None = None, rest: float = _REST) -> None:
-        full = matrix_of_moments(moments)[1].astype(np.float64)
+        full = matrix_of_moments(moments).astype(np.float64)
         mean = float(np.diag(full).mean()) or 1.0
         if rows is not None:
             basis = _basis(rows)
             full = full + mean / rest * (basis @ basis.T)
-        for damp in (_DAMP, 0.1, 1.0):
-            try:
-                # H = V Vᵀ with V upper triangular: Cholesky's of the opposite order.
-                turned = np.linalg.cholesky((full + damp * mean * np.eye(len(full)))[::-1, ::-1])
-            except np.linalg.LinAlgError:
-                continue
-            break
-        else:
-            raise ValueError("moments must be finite and not negative on any direction, they are")
-        upper = turned[::-1, ::-1]
+        damp = _DAMP
+        while (upper := _upper_factor(full + damp * mean * np.eye(len(full)))) is None:
+            if damp >= 1:
+                raise ValueError("moments must be finite and not negative on any direction, they are")
+            damp = _core.more_damping(damp)
         self._share = (upper / np.diag(upper)).astype(np.float32)
 
     def earlier(self, remainders: Array, start: int, stop: int) -> Array:
@@ -123,7 +126,12 @@ def round_change(old: ScaledTensor, values: Array, nearest: ScaledTensor, feed: 
 
     Returns:
         A tensor of the form of ``nearest``.
+
+    Raises:
+        ValueError: the groups of ``nearest`` have exponents: their grids are not even.
     """
+    if nearest.exponents is not None:
+        raise ValueError(f"rounding 'feedback' needs a recipe without exponents, got {type(nearest.recipe).__name__}")
     form = _kept_scales(old, values, nearest)
     chosen = np.empty(values.shape, np.uint8)
     for rows in _pieces(form):
@@ -155,7 +163,7 @@ def _rounded(form: ScaledTensor, values: Array, feed: Feed, drawn: Array) -> Arr
 
 def _pieces(form: ScaledTensor) -> Iterator[slice]:
     """Runs of rows, whole blocks each."""
-    tall = max(blocks_of(form.layout).rows, 1)
+    tall = max(form.layout.block.rows, 1)
     step = max(_ROWS // tall, 1) * tall
     for start in range(0, form.shape[0], step):
         yield slice(start, min(start + step, form.shape[0]))
@@ -190,8 +198,8 @@ def _same(one: Any, other: Any) -> bool:
 def _of_blocks(holds: Array, layout: Any) -> Array:
     """Whether something holds of all elements of each block, a row of blocks after another."""
     rows, columns = holds.shape
-    blocks = blocks_of(layout)
-    tall, wide = blocks.rows or rows, blocks.columns or columns
+    block = layout.block
+    tall, wide = block.rows or rows, block.columns or columns
     padded = np.pad(holds, ((0, -rows % tall), (0, -columns % wide)), constant_values=True)
     down, across = padded.shape[0] // tall, padded.shape[1] // wide
     every: Array = padded.reshape(down, tall, across, wide).all(axis=(1, 3))

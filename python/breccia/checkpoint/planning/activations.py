@@ -4,7 +4,6 @@ target's files say the same by it, in the target's own number, or it is left out
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -17,9 +16,10 @@ from breccia.bridges.contract import stored_name
 from breccia.bridges.extra_state import ENDING
 from breccia.bridges.parts import Found
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, InputScale
+from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import fused
-from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.schemes.value import UNSAID, KVCache
 from breccia.schemes.value import Activations as Of
@@ -219,7 +219,7 @@ class Activations:
         """The inputs' scales of layers that servers fuse, made one number. A server takes the largest of what is
         stored; of numbers that divide, that would be the one of the smallest inputs, which cuts off the others."""
         made: dict[str, list[Choice]] = {}
-        for members in fused(weights):
+        for members in fused(weights) if written else ():
             parts = {weights[i].found.name: written.get(weights[i].found.name, []) for i in members}
             one_each = all(len(choices) == 1 for choices in parts.values())
             divide = all(self._divides(weights[i]) for i in members)
@@ -334,7 +334,7 @@ class Activations:
             if (
                 to.format(match[1]) == name
                 and self._scales[name].shape == shape
-                and self._formats == {self.target.format}
+                and self.checkpoint.found.formats == {self.target.format}
             ):
                 made.append(self._as_it_is(name))
                 continue
@@ -343,16 +343,11 @@ class Activations:
 
     def _same_format(self) -> bool:
         """Whether all that the source says of its attention stays in its own words."""
+        if self.checkpoint.found.formats != {self.target.format}:
+            return False
         scheme = self.checkpoint.scheme_or_none
-        own = scheme is not None and any(
-            json.loads(scheme.raw).get(key) for key in ("config_groups", "kv_cache_scheme")
-        )
-        return own and self._formats == {self.target.format}
-
-    @functools.cached_property
-    def _formats(self) -> set[str]:
-        """Those of the source's quantized tensors."""
-        return {one.format for one in self.checkpoint.found} - {"plain"}
+        said = {} if scheme is None else json.loads(scheme.raw)
+        return bool(said.get("config_groups") or said.get("kv_cache_scheme"))
 
     def _as_it_is(self, name: str) -> Choice:
         found = self._scales[name]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.contract import Bridge
+from breccia.bridges.protocol import Bridge
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.input_file import DataFile

@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 
 from breccia import verbs
-from breccia.bridges.common import float32
-from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.outside import comparable, values
 from breccia.bridges.parts import Found
+from breccia.bridges.readers import fused_layer
 from breccia.checkpoint.files.dtypes import nbytes_of
 from breccia.checkpoint.judging.output_error import energy
+from breccia.checkpoint.planning.choices import QUANTIZED, choose, wanted
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.layer_moments import experts_of
-from breccia.checkpoint.planning.shared_scales import fused_layer
-from breccia.checkpoint.planning.targets import QUANTIZED, Target, choose, parse_target, wanted
+from breccia.checkpoint.planning.targets import Target, parse_target
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, is_float
-from breccia.checkpoint.writing.repack import matrix_of
-from breccia.scaled_tensor import ScaledTensor
+from breccia.recipes import has_exponents
 from breccia.schemes.toml import table_of
 
 __all__ = ["Group", "Option", "plan_bits", "spread", "to_toml"]
@@ -75,10 +74,10 @@ def plan_bits(
 ) -> dict[str, Any]:
     """Choose a format for each layer by what it would do to the layer's output.
 
-    The error of a format is the sum over weights of tr RHRᵀ / tr WHWᵀ, with R what rounding to nearest, by importance,
-    changes in W, and H the moments; experts of a layer count as one weight. Layers that servers fuse, and all experts
-    of a layer, get one format. From the formats of fewest bits, steps that save most error for a bit are taken until
-    the bits are used up (the convex hull of each group's errors over bits).
+    The error of a format is the sum over weights of tr RHRᵀ / tr WHWᵀ, with R what rounding to nearest, by importance
+    where the recipe takes it, changes in W, and H the moments; experts of a layer count as one weight. Layers that
+    servers fuse, and all experts of a layer, get one format. From the formats of fewest bits, steps that save most
+    error for a bit are taken until the bits are used up (the convex hull of each group's errors over bits).
 
     Args:
         source: as for `convert`; weights that `convert` would quantize are planned.
@@ -172,7 +171,7 @@ def _targets(formats: Sequence[str], include: Sequence[str], exclude: Sequence[s
     if not formats:
         raise ValueError("formats must have at least one, got none")
     names = dict.fromkeys(name.strip().lower() for name in formats)
-    targets = {name: parse_target(name, include=include, exclude=exclude) for name in names}
+    targets = {name: parse_target(name, include=include, exclude=exclude, argument="formats") for name in names}
     if others := [name for name, target in targets.items() if not target.float_dtype and target.recipe is None]:
         raise ValueError(f"formats must be recipes or float dtypes, got {others[0]!r}: a scheme names no bridge")
     if all(target.float_dtype for target in targets.values()):
@@ -266,15 +265,14 @@ def _add(
     count = found.shape[0] if len(found.shape) == 3 else None
     if data.moments(found, None if count is None else 0) is None:
         return False
-    loaded = checkpoint.load(found)
-    values = loaded.dequantize() if isinstance(loaded, OutsideTensor) else loaded
+    loaded = comparable(checkpoint.load(found))
     importance, kind = data.of_found(found), found.name
     if experts_of(found.name, found.shape) is not None:
         kind = found.name.removesuffix(".weight").rpartition(".")[2]
     for expert in range(count) if count is not None else (None,):
-        matrix = values if expert is None else matrix_of(values, (expert,))
+        matrix = loaded if expert is None else loaded[expert]
         weights = importance if importance is None or importance.ndim == 1 else importance[expert]
-        _compare(_floats(matrix), weights, data.moments(found, expert), targets, sums, kind)
+        _compare(np.asarray(values(matrix), np.float32), weights, data.moments(found, expert), targets, sums, kind)
     checkpoint.release(found)
     data.release()
     return True
@@ -288,15 +286,10 @@ def _compare(matrix: Any, importance: Any, moments: Any, targets: Mapping[str, T
         recipe = targets[name].recipe
         lost = 0.0
         if not targets[name].float_dtype and recipe is not None:
-            made = verbs.dequantize(verbs.cast(matrix, recipe, importance=importance))
+            by = None if has_exponents(recipe) else importance  # which groups with exponents do not take
+            made = verbs.dequantize(verbs.cast(matrix, recipe, importance=by))
             lost = sum(energy(matrix[a:b] - made[a:b], moments) for a, b in rows)
         wrong[kind] = wrong.get(kind, 0.0) + lost
-
-
-def _floats(matrix: Any) -> Any:
-    if isinstance(matrix, ScaledTensor):
-        return np.asarray(verbs.dequantize(matrix), np.float32)
-    return float32(matrix) if matrix.dtype == np.uint16 else np.asarray(matrix, np.float32)
 
 
 def _report(

@@ -8,13 +8,15 @@ from typing import Any
 
 from breccia import recipe_names
 from breccia.checkpoint.planning.activations import Activations
-from breccia.checkpoint.planning.targets import Choice, Target, parse_target
+from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.targets import Target, parse_target
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.value import UNSAID, Rule
 
 __all__ = ["without_effect"]
 
+Held = tuple[Choice, Rule | None]  # what becomes of a tensor, and the rule that says so
 _ANEW = ("cast", "encode", "requantize")
 _OF_SCALES = ("scale_search", "scale_rule", "scale_rounding")  # fields that count where scales are made
 
@@ -33,13 +35,14 @@ def without_effect(
     Returns:
         A line for each option; patterns and data are looked at elsewhere.
     """
-    notes = [*_of_scales(target, choices), *_of_a_scheme(target, choices)]
+    held = [] if target.asked is None else [(one, target.asked.rule(one.found.name)) for one in choices]
+    notes = [*_of_scales(target, choices, held), *_of_a_scheme(target, held)]
     if target.asked is not None and target.asked.amax is not None and not activations.made_of_amax:
         notes.append(
             f"magnitudes of {target.asked.amax.path} (--amax) have no part in what is written: no static scale of "
             "inputs is made of them"
         )
-    if checkpoint.unmarked is not None and not any(one.format == checkpoint.unmarked for one in checkpoint.found):
+    if checkpoint.unmarked is not None and checkpoint.unmarked not in checkpoint.found.formats:
         text = f"--unmarked {checkpoint.unmarked} has no part in what is written: no tensor is read as of that format"
         notes.append(text)
     elif checkpoint.unmarked is not None and checkpoint.quantization != {"quant_method": checkpoint.unmarked}:
@@ -47,20 +50,17 @@ def without_effect(
     return notes
 
 
-def _of_scales(target: Target, choices: Sequence[Choice]) -> Iterator[str]:
+def _of_scales(target: Target, choices: Sequence[Choice], held: Sequence[Held]) -> Iterator[str]:
     """How scales are found, where codes are copied; sizes of groups where no recipe has them."""
     made = [one for one in choices if one.recipe is not None and one.action in _ANEW]
-    plain = None if target.recipe is None else _without_options(target)
     for name in _OF_SCALES:
-        value, usual = (getattr(one, name, None) for one in (target.recipe, plain))
-        given = target.options.get(name) if target.recipe is None else value if value != usual else None
-        if given is not None and not any(getattr(one.recipe, name, None) == given for one in made):
+        given = target.options.get(name) if target.recipe is None else getattr(target.recipe, name, None)
+        used = given is None or given in [getattr(one.recipe, name, None) for one in made]
+        if not used and (target.recipe is None or given != getattr(_without_options(target), name, None)):
             yield f"{name} {given} has no part in what is written: no tensor is quantized anew by it"
         for rule in () if target.asked is None else target.asked.scheme.rules:
             value = _given(rule, name)
-            if value is None or target.asked is None:
-                continue
-            layers = [one for one in choices if target.asked.rule(one.found.name) is rule]
+            layers = [one for one, its in held if its is rule] if value is not None else []
             if layers and not any(one.action in _ANEW and getattr(one.recipe, name, None) == value for one in layers):
                 text = f"{name} {value} of the rule of {_patterns(rule)}"
                 yield f"{text} has no part in what is written: its layers have such codes, which stay"
@@ -86,19 +86,18 @@ def _without_options(target: Target) -> ScalingRecipe | None:
     return bare.recipe or bare.default
 
 
-def _of_a_scheme(target: Target, choices: Sequence[Choice]) -> Iterator[str]:
+def _of_a_scheme(target: Target, held: Sequence[Held]) -> Iterator[str]:
     asked = target.asked
     if asked is None:
         return
-    layers = [one.found.name.removesuffix(".weight") for one in choices if one.recipe is not None]
-    rules: list[Any] = [asked.rule(layer) for layer in layers]
+    rules = [rule for one, rule in held if one.recipe is not None]
     if asked.activations and not any(rule is None or rule.inputs is UNSAID for rule in rules):
-        why = "no layer is quantized" if not layers else "the rules say how the inputs of every layer are"
+        why = "no layer is quantized" if not rules else "the rules say how the inputs of every layer are"
         yield f"--activations {asked.activations} has no part in what is written: {why}"
-    names = [one.found.name.removesuffix(".weight") for one in choices]
-    held = {id(rule) for rule in map(asked.rule, names)}
+    names = [one.found.name.removesuffix(".weight") for one, _ in held]
+    holding = {id(rule) for _, rule in held}
     for rule in asked.scheme.rules:
-        if id(rule) not in held and any(rule.matches(name, ("Linear",)) for name in names):
+        if id(rule) not in holding and any(rule.matches(name, ("Linear",)) for name in names):
             yield f"the rule of {_patterns(rule)} has no part in what is written: earlier rules hold for all its layers"
 
 

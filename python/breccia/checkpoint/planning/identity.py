@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from breccia.checkpoint.reading.source import Checkpoint
 __all__ = ["beside", "identity_of", "spelled"]
 
 
-def identity_of(checkpoint: Checkpoint, target: Target) -> bytes:
-    """32 bytes: of this version, the target with its options, config.json, and the stamp of every file."""
+def identity_of(checkpoint: Checkpoint, target: Target, others: Mapping[Path, disk.Stamp]) -> bytes:
+    """32 bytes: of this version, the target with its options, config.json, and the stamps of every file: ``others`` are
+    those of `beside`."""
     said: list[Any] = [__version__, spelled(target), checkpoint.config, checkpoint.unmarked]
     said += [[str(path.resolve()), stamp] for path, stamp in checkpoint.stamps.items()]
-    said += [[str(path), stamp] for path, stamp in beside(checkpoint).items()]
+    said += [[str(path), stamp] for path, stamp in others.items()]
     return hashlib.sha256(json.dumps(said).encode()).digest()
 
 
@@ -29,8 +31,8 @@ def beside(checkpoint: Checkpoint) -> dict[Path, disk.Stamp]:
     """The stamps of the files in a checkpoint's directory: what is copied, or says something of the model."""
     if not checkpoint.path.is_dir():
         return {}
-    names = sorted(p for p in checkpoint.path.rglob("*") if p.is_file() and not p.name.startswith("."))
-    return {path: disk.stamp_of(path.stat()) for path in names}
+    every = sorted(checkpoint.path.rglob("*"))
+    return {path: disk.stamp_of(path.stat()) for path in every if path.is_file() and not path.name.startswith(".")}
 
 
 def spelled(target: Target) -> str:

@@ -40,10 +40,12 @@ class Importance(DataFile):
             start = file.read(9)
         own = start[8:] == b"{"
         if not own and argument == "moments":
-            read_imatrix(self.path)
-            raise ValueError(
-                f"moments must be a file that calibrate wrote, {self.path} is an importance matrix: imatrix"
-            )
+            try:
+                read_imatrix(self.path)
+                what = "an importance matrix: imatrix"
+            except ValueError:
+                what = "no such file"
+            raise ValueError(f"moments must be a file that calibrate wrote, {self.path} is {what}")
         moments: Mapping[str, Moments] = load_moments(self.path) if own else read_imatrix(self.path)
         self._file = moments if isinstance(moments, MomentsFile) else None
         self._layers = LayerMoments(moments, names)

@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from breccia.bridges.parts import Found
-from breccia.checkpoint.planning.targets import Choice, Target, names_of
+from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.targets import Target, names_of
 
 __all__ = ["check_effects", "check_names"]
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,31 +11,19 @@ from typing import Any
 import numpy as np
 
 from breccia import verbs
+from breccia.bridges import outside
 from breccia.bridges.common import float32
-from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
+from breccia.bridges.readers import fused_layer
 from breccia.bridges.written import same_grid
-from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.checkpoint.writing.repack import cut
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Cast", "Shared", "amax_of", "cast_shared", "fused", "fused_layer", "share", "unlike"]
+__all__ = ["Cast", "Shared", "amax_of", "cast_shared", "fused", "is_wide", "share", "unlike"]
 
-# The parts of the layers that vLLM and SGLang fuse.
-_FUSED = [
-    re.compile(rf"(.*\.)?({parts})\.weight")
-    for parts in (
-        "q_proj|k_proj|v_proj",
-        "query|key|value",
-        "gate_proj|up_proj",
-        "w1|w3",
-        "q_a_proj|kv_a_proj_with_mqa",
-        "in_proj_qkv|in_proj_z",
-        "in_proj_b|in_proj_a",
-    )
-]
 _ROWS = 1024  # at a time
 Cast = Callable[[Any, ScalingRecipe], ScaledTensor]
 
@@ -58,7 +45,7 @@ class Shared:
 
 def amax_of(values: Any) -> np.float32:
     """The largest magnitude of a matrix, but for what is not finite."""
-    values = values.dequantize() if isinstance(values, OutsideTensor) else values
+    values = outside.comparable(values)
     largest = np.float32(0)
     for start in range(0, values.shape[0], _ROWS):
         rows = np.abs(_floats(values, start, min(start + _ROWS, values.shape[0])))
@@ -68,7 +55,7 @@ def amax_of(values: Any) -> np.float32:
 
 def _floats(values: Any, start: int, stop: int) -> Any:
     if isinstance(values, ScaledTensor):
-        return verbs.dequantize(cut(values, start, stop))
+        return verbs.dequantize(values[start:stop])
     return float32(values[start:stop])
 
 
@@ -93,9 +80,9 @@ def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tupl
 
 def fused(choices: list[Choice]) -> list[list[int]]:
     """Places of the matrices in two levels that make one layer of a server."""
-    groups: dict[tuple[int, str], list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for i, choice in enumerate(choices):
-        key = _layer(choice.found.name)
+        key = fused_layer(choice.found.name)
         if key is not None and _two_levels(choice.recipe) and len(choice.found.shape) == 2:
             groups.setdefault(key, []).append(i)
     return list(groups.values())
@@ -105,10 +92,10 @@ def unlike(choices: list[Choice], target: Target) -> list[str]:
     """The first weights of layers that servers make of several, of which not all have one recipe."""
     if not target.bridge.readers.shared_global_scale:
         return []
-    first: dict[tuple[int, str], Choice] = {}
+    first: dict[str, Choice] = {}
     found: dict[str, None] = {}
     for choice in choices:
-        key = _layer(choice.found.name)
+        key = fused_layer(choice.found.name)
         if key is None:
             continue
         other = first.setdefault(key, choice)
@@ -128,44 +115,26 @@ def _are_equal(parts: list[Choice], checkpoint: Checkpoint) -> bool:
     return len(names) == len(parts) and len(numbers) < 2
 
 
-def fused_layer(name: str) -> tuple[int, str] | None:
-    """What the parts of a layer that servers fuse have in common, and nothing else has; None for any other name.
-
-    Args:
-        name: of a weight.
-    """
-    return _layer(name)
-
-
-def _layer(name: str) -> tuple[int, str] | None:
-    for i, pattern in enumerate(_FUSED):
-        match = pattern.fullmatch(name)
-        if match is not None:
-            return i, match[1] or ""
-    return None
-
-
 def _two_levels(recipe: ScalingRecipe | None) -> bool:
     return isinstance(recipe, NVFP4BlockScaling) and recipe.two_level
 
 
 def _may_choose(choice: Choice) -> bool:
     """Whether scales are found anew: 4-bit values of another format may keep scales that lose nothing."""
-    wide = choice.found.recipe is None or choice.found.recipe.element.startswith(("float8", "int8"))
-    return choice.action == "cast" or (choice.action == "requantize" and wide)
+    return choice.action == "cast" or (choice.action == "requantize" and is_wide(choice.found.recipe))
+
+
+def is_wide(recipe: ScalingRecipe | None) -> bool:
+    """Whether values have 8 bits or more, of which 4 bits keep no scale that loses nothing."""
+    return recipe is None or recipe.element.startswith(("float8", "int8"))
 
 
 def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, cast: Cast = verbs.cast) -> ScaledTensor:
     """Quantize as if the largest magnitude were ``amax``: with one more row, which holds it and is left out."""
-    if isinstance(values, OutsideTensor):
-        values = values.dequantize()
-    elif isinstance(values, ScaledTensor):
-        values = verbs.dequantize(values)
-    elif values.dtype == np.uint16:
-        values = float32(values)
+    values = outside.values(values)
     rows, columns = values.shape
     fits = np.float32(np.asarray(amax).astype(values.dtype)) == amax
     more = np.zeros((rows + 1, columns), values.dtype if fits else np.float32)
     more[:rows] = values
     more[rows, 0] = amax
-    return cut(cast(more, recipe), 0, rows)
+    return cast(more, recipe)[:rows]

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from breccia import bridges, recipe_names
-from breccia.bridges.contract import Bridge
 from breccia.bridges.parts import ghost
+from breccia.bridges.protocol import Bridge
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
 from breccia.gguf.container import block_bytes
 from breccia.recipes import ScalingRecipe
@@ -23,6 +23,14 @@ _OTHERS = {
     "nf4": "bitsandbytes' NF4 is read and not written: nvfp4, mxfp4 and int4 have as many bits",
     "fp4": "nvfp4 and mxfp4 are FP4 with scales of 16 and 32 weights",
 }
+_OTHERS |= dict.fromkeys(
+    ("w8a8", "fp8-dynamic", "fp8_dynamic"),
+    "fp8 and int8 are weights of 8 bits, and --activations dynamic is inputs of 8",
+)
+_OTHERS |= dict.fromkeys(
+    ("exl2", "exl3"), "ExLlama's files are neither read nor written: gptq and nvfp4 have about 4 bits"
+)
+_OTHERS["hqq"] = "it is not written: int4, with --moments FILE --method gptq, loses less"
 _OTHERS |= dict.fromkeys(("bitsandbytes", "bnb", "qlora"), _OTHERS["nf4"])
 _OF_BITS = {4: "nvfp4, mxfp4 and int4", 6: "mxfp6 and gguf:q6_k", 8: "fp8, mxfp8 and int8", 16: "bf16 and fp16"}
 _PROGRAMS = {
@@ -85,6 +93,11 @@ def meant(spelled: str) -> str:
         return f"did you mean {_FLOAT_NAMES[spelled]}?"
     if spelled in _OTHERS:
         return _OTHERS[spelled]
+    if re.fullmatch(r"(?:gguf:)?iq\d(?:_\w+)?", spelled):
+        return (
+            "GGUF's IQ types are read and not written: gguf:q2_k to gguf:q6_k, with --imatrix FILE, have 2.6 to 6.6 "
+            "bits"
+        )
     bits = re.fullmatch(r"(?:w|int|fp|q)?(\d{1,3})[-_ ]?(?:bit|bits|b)?(?:a16)?", spelled)
     if bits and int(bits[1]) in _OF_BITS:
         return f"{_OF_BITS[int(bits[1])]} have about {bits[1]} bits a weight"

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Origin
 from breccia.checkpoint.reading.halves import ExpertsApart, halves
-from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value import joining
 
 if TYPE_CHECKING:
     from breccia.checkpoint.planning.targets import Target
@@ -83,35 +82,18 @@ def _together(name: str, members: list[Found]) -> Found:
     findings = tuple(text for one in members for text in one.findings)
     shape = (len(members), *first.shape)
     # Matrices with one scale each make no batch with one scale: their values are stacked.
-    recipe = None if isinstance(first.layout, PerTensor) else first.recipe
+    recipe = None if first.layout is not None and first.layout.one_scale else first.recipe
     origin = Origin(members=tuple(members))
     return replace(first, name=name, parts=parts, shape=shape, recipe=recipe, origin=origin, findings=findings)
 
 
 def stack(tensors: list[Any]) -> Any:
     """One batch of tensors that are alike."""
-    if all(isinstance(one, ScaledTensor) for one in tensors):
-        first = tensors[0]
-        shape = (len(tensors), *first.shape)
-        if not isinstance(first.layout, PerTensor):
-            return ScaledTensor(
-                np.stack([one.data for one in tensors]),
-                np.stack([one.scale for one in tensors]),
-                first.recipe,
-                first.layout,
-                None if first.zero_point is None else np.stack([one.zero_point for one in tensors]),
-                global_scale=None
-                if first.global_scale is None
-                else np.stack([np.reshape(one.global_scale, (1, 1)) for one in tensors]),
-                shape=shape,
-            )
-    return np.stack([one if isinstance(one, np.ndarray) else _values(one) for one in tensors])
-
-
-def _values(tensor: Any) -> Any:
-    from breccia.verbs import dequantize
-
-    return tensor.dequantize() if isinstance(tensor, OutsideTensor) else dequantize(tensor)
+    if all(isinstance(one, ScaledTensor) and not one.layout.one_scale for one in tensors):
+        batch = joining.stack(tensors)
+        second = [one.global_scale for one in tensors if one.global_scale is not None]
+        return batch._with(global_scale=np.reshape(second, (-1, 1, 1))) if second else batch
+    return np.stack([one if isinstance(one, np.ndarray) else one.dequantize() for one in tensors])
 
 
 def apart(found: list[Found]) -> list[Found]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from breccia import bridges
-from breccia.bridges.contract import NAMED, NO, Bridge, registered
+from breccia.bridges.contract import LIKELY, NAMED, NO
 from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.parts import STORED, Found
+from breccia.bridges.protocol import Bridge, registered
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.naming import NAMELESS, naming
-from breccia.layouts import PerTensor
 
 __all__ = ["Finder", "check_shape", "stored_bytes"]
 
@@ -38,18 +39,12 @@ def check_shape(found: Found, entries: Mapping[str, Entry]) -> None:
     for role, name in found.parts.items():
         if entries[name].dtype == "C64":
             raise ValueError(f"{role} must have real numbers, {name[:200]!r} has complex ones")
-    if not found.shape and not isinstance(found.layout, (PerTensor, type(None))):
+    if not found.shape and found.layout is not None and not found.layout.one_scale:
         raise ValueError(f"shape must have axes for a layout of {found.layout}, got ()")
     if found.layout is not None:
         found.layout.scale_shape(found.shape)  # raises where they do not fit
     if math.prod(found.shape) > 8 * nbytes:
         raise ValueError(f"shape must be that of {nbytes} stored bytes, got {found.shape}")
-
-
-def _claim(bridge: Bridge, context: Mapping[str, Any]) -> int:
-    """What a bridge claims; of two that config.json names the one that was registered is asked first."""
-    claim = bridge.claims(context)
-    return claim + (claim >= NAMED and registered.get(bridge.name) is bridge)
 
 
 class Finder:
@@ -60,6 +55,7 @@ class Finder:
         context: what config.json says, see `Bridge.find`; a format of the name of its method is asked first.
 
     Attributes:
+        claims: what each bridge claims, by name.
         found: the tensors that a bridge reads.
         taken: names of the stored tensors that they are made of.
         troubles: what is wrong with stored tensors that look quantized, by name.
@@ -68,11 +64,19 @@ class Finder:
     def __init__(self, entries: Mapping[str, Entry], context: Mapping[str, Any]) -> None:
         self.entries, self._context = entries, context
         self._bridges = list(bridges.registry().values())
-        claims = sorted(((_claim(one, context), one) for one in self._bridges), key=lambda claim: -claim[0])
+        self.claims: dict[str, int] = {}
+        for bridge in self._bridges:
+            claim = NAMED if context["quant_method"] in bridge.methods else LIKELY
+            self.claims[bridge.name] = claim if bridge.claims is None else bridge.claims(context)
+        claims = []
+        for bridge in self._bridges:
+            claim = self.claims[bridge.name]  # of two that are named the one that was registered is asked first
+            claims.append((claim + (claim >= NAMED and registered.get(bridge.name) is bridge), bridge))
+        claims.sort(key=operator.itemgetter(0), reverse=True)
         # Those that claim as much: what config.json names comes first, and what it names is read so or not at all.
         self._ranks = [
             (claim, [one for _, one in some if one.anchors])
-            for claim, some in itertools.groupby(claims, key=lambda claim: claim[0])
+            for claim, some in itertools.groupby(claims, key=operator.itemgetter(0))
             if claim > NO
         ]
         self.found: list[Found] = []
@@ -96,13 +100,12 @@ class Finder:
                 self._of_name(name)
 
     def _of_metadata(self, file: WeightFile) -> None:
-        for bridge in self._bridges:
-            with naming(file.path, NAMELESS):
-                every = bridge.find_all(self.entries, file.metadata)
-            for one in every:
-                with naming(file.path, one.name):
-                    check_shape(one, self.entries)
-                self._take(one)
+        with naming(file.path, NAMELESS):
+            for bridge in self._bridges:
+                for one in bridge.find_all(self.entries, file.metadata) if bridge.find_all else ():
+                    with naming(file.path, one.name):
+                        check_shape(one, self.entries)
+                    self._take(one)
 
     def _of_name(self, name: str) -> None:
         """Look for the tensor that a stored one belongs to among those that claim most, then among the others."""

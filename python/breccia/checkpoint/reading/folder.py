@@ -24,7 +24,7 @@ MAX_SHARDS = 1 << 16  # files that an index names
 
 def config_files() -> tuple[str, ...]:
     """Files beside the weights that say how they are quantized, which this package writes too."""
-    return ("config.json", *(f"{b.beside}.json" for b in bridges.registry().values() if b.beside))
+    return ("config.json", *[f"{b.beside}.json" for b in bridges.registry().values() if b.beside])
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -103,9 +103,9 @@ class Folder:
                 self.config["quantization_config"] = bridge.said_beside(self._json(beside))
 
     def _paths(self) -> list[Path]:
-        indices = sorted(p for p in self.path.glob("*.safetensors.index.json") if not p.name.startswith("."))
+        indices = sorted([p for p in self.path.glob("*.safetensors.index.json") if not p.name.startswith(".")])
         if not indices:
-            paths = sorted(p for p in self.path.glob("*.safetensors") if not p.name.startswith("."))
+            paths = sorted([p for p in self.path.glob("*.safetensors") if not p.name.startswith(".")])
             if not paths:
                 raise FileNotFoundError(
                     f"path must have safetensors files, there are none in {self.path}{_instead(self.path)}"

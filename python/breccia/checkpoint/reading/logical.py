@@ -4,12 +4,14 @@ all of some checkpoints, are described when they are asked for."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
-from breccia.bridges.common import FP8_DTYPES, Array
+from breccia.bridges.common import Array
 from breccia.bridges.file_kinds import WeightFile
+from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
@@ -132,11 +134,19 @@ class Logical(Sequence[Found]):
             names = [name if one.name is None else one.name for one, name in zip(said, stored, strict=True)]
             yield Batch(names, said, stored)
 
+    def names(self) -> list[str]:
+        """The model's own names of all tensors."""
+        stay = self._plain.names_stay
+        return [one.name if stay else self._made(one).name for one in self._items]
+
+    @functools.cached_property
+    def formats(self) -> frozenset[str]:
+        """Those of tensors that bridges found."""
+        return frozenset({one.format for one in self._items if isinstance(one, Found)} - {"plain"})
+
     def by_name(self) -> ByName:
         """The tensors by the model's own names."""
-        stay = self._plain.names_stay
-        names = (one.name if stay else self._made(one).name for one in self._items)
-        return ByName(dict(zip(names, self._items, strict=True)), self._made)
+        return ByName(dict(zip(self.names(), self._items, strict=True)), self._made)
 
     def __iter__(self) -> Iterator[Found]:
         return map(self._made, self._items)

@@ -111,10 +111,9 @@ def _kinds(config: Mapping[str, Any]) -> set[str]:
 
 def is_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
     """Whether a model's float checkpoints keep this tensor transposed: inputs before outputs."""
-    kinds = _kinds(config)
     if len(shape) == 2:
-        return bool(kinds & _CONV1D) and _CONV1D_WEIGHTS.fullmatch(name) is not None
-    return len(shape) == 3 and bool(kinds & _TURNED) and _FUSED_EXPERTS.fullmatch(name) is not None
+        return _CONV1D_WEIGHTS.fullmatch(name) is not None and bool(_kinds(config) & _CONV1D)
+    return len(shape) == 3 and _FUSED_EXPERTS.fullmatch(name) is not None and bool(_kinds(config) & _TURNED)
 
 
 def is_stored_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:

@@ -21,8 +21,6 @@ from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.safetensors_file import Entry
 from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.reading.source import Checkpoint, assemble
-from breccia.checkpoint.writing.repack import cut
-from breccia.layouts import PerBlockMN
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["rows_of", "stored_shape", "together"]
@@ -153,7 +151,7 @@ def _rows_each(extent: int, found: Found) -> int:
 
 
 def _tile(found: Found) -> int:
-    return found.layout.block_m if isinstance(found.layout, PerBlockMN) and len(found.shape) == 2 else 1
+    return found.layout.block.rows or 1 if found.layout is not None and len(found.shape) == 2 else 1
 
 
 def _shape(checkpoint: Checkpoint, found: Found, name: str) -> tuple[int, ...]:
@@ -199,11 +197,11 @@ def _cut(tensor: Any, start: int, stop: int) -> Any:
     if not getattr(tensor, "shape", ()) or (start, stop) == (0, tensor.shape[0]):
         return tensor
     if isinstance(tensor, ScaledTensor):
-        return cut(tensor, start, stop)
+        return tensor[start:stop]
     if isinstance(tensor, OutsideTensor):
         return replace(
             tensor,
-            scaled=cut(tensor.scaled, start, stop),
+            scaled=tensor.scaled[start:stop],
             bias=None if tensor.bias is None else tensor.bias[start:stop],
         )
     return tensor[start:stop]

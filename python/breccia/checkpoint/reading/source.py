@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges
-from breccia.bridges.common import float32, fp8_values
+from breccia.bridges.common import float32
 from breccia.bridges.file_kinds import SAFETENSORS, Container, WeightFile
+from breccia.bridges.fp8 import fp8_values
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Cut, Found
 from breccia.checkpoint.arguments import path_of
@@ -86,7 +87,7 @@ class Checkpoint:
         self.folder = Folder(self.path)
         self.config, self.index, self.stamps = self.folder.config, self.folder.index, self.folder.stamps
         for path in self.folder.paths:
-            self.container = _container(path)
+            self.container = container_of(path)
             self.files.append(self.container.open(path))
         for file in self.files:
             self.stamps[file.path] = file.file.stamp
@@ -113,7 +114,7 @@ class Checkpoint:
             if disk.stamp_of(path.stat()) != stamp:
                 raise ValueError(f"{path}: must not change while it is read, it did")
 
-    @property
+    @functools.cached_property
     def quantization(self) -> dict[str, Any]:
         """What config.json says of quantization.
 
@@ -130,6 +131,16 @@ class Checkpoint:
             if isinstance(said, dict) and said:
                 return said
         return {} if self.unmarked is None else {"quant_method": self.unmarked}
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What bridges are told of config.json, see `breccia.bridges.Bridge.find`."""
+        return {
+            "quantization_config": self.quantization,
+            "quant_method": str(self.quantization.get("quant_method") or ""),
+            "quantization": self.config.get("quantization"),
+            "config": self.config,
+        }
 
     @functools.cached_property
     def scheme(self) -> ModelScheme:
@@ -150,16 +161,11 @@ class Checkpoint:
             return None
 
     def _find(self) -> Logical:
-        said = self.quantization
-        context = {
-            "quantization_config": said,
-            "quantization": self.config.get("quantization"),
-            "config": self.config,
-        }
+        context = self.context
         finder = Finder(self.entries, context)
         finder.find(self.files)
         plain = Plain(self.entries, self.home, self.config, finder.troubles)
-        if not finder.found and not finder.troubles and not said.get("quant_method"):
+        if not finder.found and not finder.troubles and not context["quant_method"]:
             plain.cast = casts(self.entries)
         return in_order(finder.found, finder.taken, plain)
 
@@ -361,7 +367,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _container(path: Path) -> Container:
+def container_of(path: Path) -> Container:
     """The kind that a file is of."""
     with disk.open_regular(path) as fd, disk.reading(path):
         start = os.pread(fd, 16, 0)

@@ -37,7 +37,7 @@ def check_all_is_read(checkpoint: Checkpoint, found: Iterable[Found]) -> None:
 
 
 def _unread(found: Found, quantized: bool) -> bool:
-    if _in_trouble(found):
+    if found.findings and _in_trouble(found):
         return True
     if found.format != "plain" or found.dtype not in _CODES or is_float(found):
         return False

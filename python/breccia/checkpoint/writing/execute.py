@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 
 from breccia import _core, verbs
+from breccia.bridges import outside
 from breccia.bridges.common import bfloat16_bits, float32
 from breccia.bridges.contract import Kind
-from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.rounding import why_nearest
 from breccia.checkpoint.planning.shared_scales import Cast, cast_shared
-from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import PIECE, Workers
 from breccia.checkpoint.writing.feedback import rounded as feedback
-from breccia.checkpoint.writing.feedback import why_nearest
 from breccia.checkpoint.writing.finite import counted, in_piece
 from breccia.checkpoint.writing.losses import Loss, summed
-from breccia.checkpoint.writing.repack import cut, matrix_of, repack
+from breccia.checkpoint.writing.repack import repack
 from breccia.comparison import Comparison, compare
-from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.layouts import PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.verbs.cast_options import column_weights
@@ -110,7 +111,7 @@ def execute(
                 losses[found.name] = summed(sums, again=isinstance(values, ScaledTensor))
         case "repack":
             loaded = checkpoint.load(found)
-            assert isinstance(loaded, (ScaledTensor, OutsideTensor))
+            assert isinstance(loaded, (ScaledTensor, outside.OutsideTensor))
             repack(loaded, choice, target, writer, workers, done)
         case "requantize":
             scaled = checkpoint.load(found)
@@ -143,7 +144,7 @@ def _quantized(
         if rounded is not None:
             rounded[found.name] = said
     elif choice.action == "requantize" and amax is None:
-        made = verbs.requantize(values, recipe)
+        made = target.device.requantize(values, recipe)
     else:
         importance = None if choice.action == "requantize" else _importance(target, found)
         made = _cast(target, values, recipe, amax, importance=importance)
@@ -158,13 +159,12 @@ def _cast(
     """Quantize with the global scale of an amax, if there is one; by ``cast``, or else to nearest by importance."""
     if amax is None:
         return cast_for(target, values, recipe, cast, importance=importance)
-    return cast_shared(values, recipe, amax, cast or functools.partial(verbs.cast, importance=importance))
+    return cast_shared(values, recipe, amax, cast or functools.partial(target.device.cast, importance=importance))
 
 
 def _values(checkpoint: Checkpoint, found: Found) -> Any:
     """A ScaledTensor, or an array of numbers."""
-    loaded = checkpoint.load(found)
-    return loaded.dequantize() if isinstance(loaded, OutsideTensor) else loaded
+    return outside.comparable(checkpoint.load(found))
 
 
 def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
@@ -187,14 +187,9 @@ def cast_for(
 ) -> ScaledTensor:
     """Quantize, with scales that bfloat16 can hold where the format's readers round them to it; ``options`` are those
     of `breccia.cast`, in whose place ``cast`` quantizes a matrix if it is given."""
-    if isinstance(values, OutsideTensor):
-        values = values.dequantize()
-    elif isinstance(values, ScaledTensor):
-        values = verbs.dequantize(values)
-    elif values.dtype == np.uint16:
-        values = float32(values)
+    values = outside.values(values)
     if not (isinstance(recipe, Float8CurrentScaling) and target.bridge.readers.bfloat16_scales):
-        return verbs.cast(values, recipe, **options) if cast is None else cast(values, recipe)
+        return target.device.cast(values, recipe, **options) if cast is None else cast(values, recipe)
     shape = values.shape
     if cast is not None:
         rows = 1 if recipe.granularity == "row" else shape[0]
@@ -203,7 +198,7 @@ def cast_for(
     importance = options.get("importance")
     if importance is not None and recipe.granularity != "row":
         options["importance"] = np.broadcast_to(importance[..., None, :], shape).reshape(-1)
-    return _of_block(verbs.cast(rows, _block(recipe, 1, rows.shape[-1]), **options), recipe, shape)
+    return _of_block(target.device.cast(rows, _block(recipe, 1, rows.shape[-1]), **options), recipe, shape)
 
 
 def _block(recipe: Float8CurrentScaling, rows: int, columns: int) -> Float8BlockScaling:
@@ -261,8 +256,7 @@ def _convert(
 def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
     """Dequantized values."""
     size = _SIZES[dtype]
-    if isinstance(values, OutsideTensor):
-        values = values.dequantize()
+    values = outside.comparable(values)
     if not isinstance(values, ScaledTensor):
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         source = {"float32": "F32", "float16": "F16", "float64": "F64"}.get(values.dtype.name, "BF16")
@@ -297,8 +291,7 @@ def _encode(
     """Values as a format's own kind, some rows at a time; adds to ``sums`` how far each piece is from what it was."""
     encode: Any = kind.encode
     weights = None if importance is None else column_weights(importance, tuple(values.shape))
-    if isinstance(values, OutsideTensor):
-        values = values.dequantize()
+    values = outside.comparable(values)
 
     def work(piece: tuple[int, Any], _: Array) -> None:
         at, part = piece
@@ -333,13 +326,12 @@ def _rows(values: Array) -> Iterator[tuple[int, Array]]:
 
 def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
     """A matrix transposed, or the matrices of a batch one by one."""
-    if isinstance(values, OutsideTensor):
-        values = values.dequantize()
+    values = outside.comparable(values)
     alone = len(values.shape) == 2
 
     def turn(index: int, _: Array) -> None:
-        one = values if alone else matrix_of(values, (index,))
-        one = verbs.dequantize(one) if isinstance(one, ScaledTensor) else one
+        one = values if alone else values[index]
+        one = one.dequantize() if isinstance(one, ScaledTensor) else one
         piece = np.ascontiguousarray(as_dtype(np.swapaxes(one, -1, -2), dtype))
         writer.write(name, piece, index * piece.nbytes)
         done(piece.nbytes)
@@ -371,11 +363,11 @@ def _pieces(scaled: ScaledTensor, size: int) -> Iterator[tuple[int, ScaledTensor
         yield 0, scaled
         return
     matrix = shape[-2] * shape[-1]
-    tile = scaled.layout.block_m if isinstance(scaled.layout, PerBlockMN) else 1
+    tile = scaled.layout.block.rows or 1
     step = max(PIECE // (shape[-1] * size) // tile * tile, tile)
     for index in np.ndindex(*shape[:-2]):
-        one = matrix_of(scaled, index)
+        one = scaled[index]
         flat = int(np.ravel_multi_index(index, shape[:-2])) if index else 0
         for row in range(0, shape[-2], step):
             stop = min(row + step, shape[-2])
-            yield flat * matrix + row * shape[-1], cut(one, row, stop)
+            yield flat * matrix + row * shape[-1], one[row:stop]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.outside import comparable
 from breccia.checkpoint.workers import PIECE, Workers
 from breccia.comparison import magnitudes
 from breccia.scaled_tensor import ScaledTensor
@@ -45,8 +45,7 @@ def counted(values: Any, workers: Workers | None = None) -> int:
         values: a ScaledTensor or an array of numbers; ``uint16`` is bfloat16.
         workers: threads to count with; this one alone where there are none.
     """
-    if isinstance(values, OutsideTensor):
-        values = values.dequantize()
+    values = comparable(values)
     if isinstance(values, ScaledTensor):
         return magnitudes(values).not_finite
     flat = np.ascontiguousarray(values).reshape(-1)

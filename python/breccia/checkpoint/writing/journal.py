@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 
 from breccia.checkpoint.files import disk
@@ -67,15 +66,14 @@ class Journal:
             self.close()
             raise
 
-    def add(self, records: Iterable[Record]) -> None:
+    def add(self, records: list[Record]) -> None:
         """Append records; they are on disk when this returns."""
-        added = list(records)
         data, at = bytearray(), self._end
-        for record in added:
+        for record in records:
             text = json.dumps(record).encode()
             data += struct.pack("<I", len(text)) + text + _mark(self._key, at + len(data), text)
         self._append(bytes(data))
-        self.records += added
+        self.records += records
 
     def _append(self, data: bytes) -> None:
         disk.write(self._fd, data, self._end, self.path)

@@ -48,7 +48,7 @@ def summed(sums: Sequence[Comparison], again: bool = False) -> Loss:
     Returns:
         The loss.
     """
-    signal, noise = (math.fsum(getattr(one, name) for one in sums) for name in ("signal", "noise"))
+    signal, noise = math.fsum([one.signal for one in sums]), math.fsum([one.noise for one in sums])
     return Loss(signal, noise, all(one.equal for one in sums), again)
 
 
@@ -70,10 +70,10 @@ def lost(losses: Mapping[str, Loss]) -> dict[str, Any] | None:
 def errors(losses: Mapping[str, Loss]) -> dict[str, Any] | None:
     """What all tensors lost that got new codes: how many, the worst and its name, and the median, in dB; "inf"
     of all lossless. None of none."""
-    known = {name: one.sqnr_db for name, one in losses.items() if not math.isnan(one.sqnr_db)}
+    known = {name: decibels for name, one in losses.items() if not math.isnan(decibels := one.sqnr_db)}
     if not known:
         return None
-    worst = min(known, key=lambda name: known[name])
+    worst = min(known, key=known.__getitem__)
     return {
         "tensors": len(known),
         "worst": worst,

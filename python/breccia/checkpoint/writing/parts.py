@@ -18,27 +18,31 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from breccia._version import __version__
 from breccia.checkpoint.arguments import count_of, path_of
+from breccia.checkpoint.device import Device
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.sums import Sums
-from breccia.checkpoint.planning.asked import Asked, asked_of
+from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.identity import spelled
+from breccia.checkpoint.planning.plan import Files, Planner
+from breccia.checkpoint.planning.request import Options, Request
 from breccia.checkpoint.planning.shares import shares
-from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing import part_sums
-from breccia.checkpoint.writing.convert import Job, check_destination, names_folder, nbytes_of_choice, target_of
-from breccia.checkpoint.writing.rounding import Rounding
-from breccia.checkpoint.writing.work import Done, Work
-from breccia.schemes.value import ModelScheme, Rule
+from breccia.checkpoint.writing.convert import Job
+from breccia.checkpoint.writing.work import Done, Work, check_destination, names_folder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Piece", "finish", "parts_of", "plan"]
 
@@ -47,7 +51,6 @@ _NAME = re.compile(r"\.?(\d+)-of-(\d+)(\.partial)?")
 _STEP = 16 << 20  # bytes copied at a time
 _SHOWN = 20  # missing parts that an error names
 MAX_PARTS = 1 << 16
-Files = list[tuple[str, list[Choice]]]
 
 
 @dataclass(frozen=True)
@@ -61,38 +64,34 @@ class Piece:
         bytes_read: of the source.
         bytes_written: of the output.
         identity: of the source and target that it was planned for.
-        asked: what a scheme asks.
+        request: what was asked for.
     """
 
     source: str
     destination: str
-    to: str
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
-    scale_search: str | None
-    group_size: int | str | None
-    rounding: Rounding
+    request: Request
     part: int
     parts: int
     tensors: int
     bytes_read: int
     bytes_written: int
     identity: str
-    unmarked: str | None = None
-    asked: Asked | None = None
 
     @property
     def cost(self) -> int:
         """What parts are balanced by: bytes read and bytes written."""
         return self.bytes_read + self.bytes_written
 
-    def run(self, *, progress: bool = False, threads: int | None = None, checksums: bool = True) -> dict[str, Any]:
+    def run(
+        self, *, progress: bool = False, threads: int | None = None, checksums: bool = True, device: str = "cpu"
+    ) -> dict[str, Any]:
         """Convert this part; at once where it is there already. One that was killed goes on where it was.
 
         Args:
             progress: draw a line on a terminal.
             threads: how many to use (default: one per core).
             checksums: keep checksums of what is read and written, which `finish` looks at.
+            device: where weights are rounded, as for `convert`; each part may have its own.
 
         Returns:
             What was done, of JSON types.
@@ -103,9 +102,8 @@ class Piece:
             BlockingIOError: another process is at work on this part.
             OSError: the disk is full or the like; nothing of this part is left behind.
         """
-        target = target_of(self.to, self.include, self.exclude, self.scale_search, self.group_size, self.asked)
-        where = (self.source, self.destination, target, self.rounding, self.parts)
-        with _opened(*where, progress, threads, checksums=checksums, unmarked=self.unmarked) as job:
+        where = (self.source, self.destination, self.request, self.parts)
+        with _opened(*where, progress, threads, checksums=checksums, device=Device.of(device)) as job:
             if job.identity != self.identity:
                 raise ValueError(f"source {self.source} must be as it was planned for, it is another now: plan again")
             return job.convert_part(self.part)
@@ -116,22 +114,7 @@ def plan(
     destination: str | os.PathLike[str],
     to: str,
     parts: int,
-    *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    scale_search: str | None = None,
-    group_size: int | str | None = None,
-    imatrix: str | os.PathLike[str] | None = None,
-    moments: str | os.PathLike[str] | None = None,
-    method: str = "nearest",
-    order: str | None = None,
-    damp: float | None = None,
-    unmarked: str | None = None,
-    scheme: ModelScheme | str | os.PathLike[str] | None = None,
-    rules: Sequence[str | Rule] = (),
-    kv: str | None = None,
-    activations: str | None = None,
-    amax: str | os.PathLike[str] | None = None,
+    **options: Unpack[Options],
 ) -> list[Piece]:
     """Divide a conversion into parts that cost about the same, from headers alone.
 
@@ -140,17 +123,7 @@ def plan(
         destination: as for `convert`; ``.NAME.parts`` beside it takes what is made.
         to: as for `convert`.
         parts: how many.
-        include: as for `convert`.
-        exclude: as for `convert`.
-        scale_search: as for `convert`.
-        group_size: as for `convert`.
-        imatrix, moments, method, order, damp: as for `convert`.
-        unmarked: as for `convert`.
-        scheme: as for `convert`.
-        rules: as for `convert`.
-        kv: as for `convert`.
-        activations: as for `convert`.
-        amax: as for `convert`.
+        options: as for `convert`, from ``include`` to ``damp``, and ``unmarked``.
 
     Returns:
         The parts. Run each, in any order and on any machine, then `finish`.
@@ -159,28 +132,19 @@ def plan(
         ValueError: ``parts`` is below 1 or above 65,536, or what `convert` refuses.
         FileExistsError: the destination is there.
     """
-    asked = asked_of(scheme, rules, kv, activations, amax)
-    target = target_of(to, include, exclude, scale_search, group_size, asked)
-    rounding = Rounding(imatrix, moments, method, order, damp)
-    with _opened(source, destination, target, rounding, parts, False, 1, unmarked=unmarked) as job:
+    request = Request.of(to, **options)
+    with _opened(source, destination, request, parts, False, 1) as job:
         return [
             Piece(
                 source=os.fspath(source),
                 destination=os.fspath(destination),
-                to=to,
-                include=tuple(include),
-                exclude=tuple(exclude),
-                scale_search=scale_search,
-                group_size=group_size,
-                rounding=rounding,
+                request=request,
                 part=part,
                 parts=parts,
                 tensors=len(job.shares[part - 1]),
                 bytes_read=sum(job.read[i] for i in job.shares[part - 1]),
-                bytes_written=sum(nbytes_of_choice(job.flat[i][1]) for i in job.shares[part - 1]),
+                bytes_written=sum(job.flat[i][1].nbytes for i in job.shares[part - 1]),
                 identity=job.identity,
-                unmarked=unmarked,
-                asked=asked,
             )
             for part in range(1, parts + 1)
         ]
@@ -192,24 +156,10 @@ def finish(
     to: str,
     *,
     parts: int | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    scale_search: str | None = None,
-    group_size: int | str | None = None,
-    imatrix: str | os.PathLike[str] | None = None,
-    moments: str | os.PathLike[str] | None = None,
-    method: str = "nearest",
-    order: str | None = None,
-    damp: float | None = None,
     progress: bool = False,
     strict: bool = False,
     checksums: bool = True,
-    unmarked: str | None = None,
-    scheme: ModelScheme | str | os.PathLike[str] | None = None,
-    rules: Sequence[str | Rule] = (),
-    kv: str | None = None,
-    activations: str | None = None,
-    amax: str | os.PathLike[str] | None = None,
+    **options: Unpack[Options],
 ) -> dict[str, Any]:
     """Put parts together: check that all are there, write index and config.json, and give the output its name.
 
@@ -221,20 +171,10 @@ def finish(
         destination: as it was for the parts.
         to: as it was for the parts.
         parts: how many; None looks at what is there.
-        include: as it was for the parts.
-        exclude: as it was for the parts.
-        scale_search: as it was for the parts.
-        group_size: as it was for the parts.
-        imatrix, moments, method, order, damp: as they were for the parts.
         progress: draw a line on a terminal.
         strict: as for `convert`.
         checksums: read the source and the parts again, and compare them with the parts' checksums.
-        unmarked: as it was for the parts.
-        scheme: as it was for the parts.
-        rules: as it was for the parts.
-        kv: as it was for the parts.
-        activations: as it was for the parts.
-        amax: as it was for the parts.
+        options: as they were for the parts.
 
     Returns:
         What was done, as `convert` says it.
@@ -243,11 +183,9 @@ def finish(
         ValueError: parts are missing, or of another source or target, or their bytes are not those that they wrote.
         FileExistsError: the destination is there.
     """
-    asked = asked_of(scheme, rules, kv, activations, amax)
-    target = target_of(to, include, exclude, scale_search, group_size, asked)
+    request = Request.of(to, **options)
     count = _count(path_of(destination, "destination")) if parts is None else parts
-    rounding = Rounding(imatrix, moments, method, order, damp)
-    with _opened(source, destination, target, rounding, count, progress, None, strict, checksums, unmarked) as job:
+    with _opened(source, destination, request, count, progress, None, strict, checksums) as job:
         return job.finish()
 
 
@@ -273,15 +211,15 @@ def _count(destination: Path) -> int:
 def _opened(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
-    target: Target,
-    rounding: Rounding,
+    request: Request,
     parts: int,
     show: bool,
     threads: int | None,
     strict: bool = False,
     checksums: bool = True,
-    unmarked: str | None = None,
+    device: Device = Device(),  # noqa: B008
 ) -> Iterator[_Parts]:
+    wanted = request.target(device)
     parts = count_of(parts, "parts", MAX_PARTS)
     source = path_of(source, "source")
     place = path_of(destination, "destination")
@@ -291,14 +229,8 @@ def _opened(
         if not parts_of(place).is_dir():
             raise
         raise FileExistsError(f"{error}: it is complete, and {parts_of(place)} is not needed any more") from None
-    checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
-    try:
-        target = rounding.on(target, checkpoint)
+    with request.opened(source, wanted) as (checkpoint, target):
         yield _Parts(checkpoint, destination, target, parts, show, threads, strict, checksums)
-    finally:
-        if target.importance is not None:
-            target.importance.close()
-        checkpoint.close()
 
 
 class _Parts(Job):
@@ -322,14 +254,15 @@ class _Parts(Job):
         strict: bool,
         checksums: bool,
     ) -> None:
-        place, folder = Path(destination), names_folder(destination)
-        super().__init__(checkpoint, place, target, show, threads, folder=folder, strict=strict, checksums=checksums)
+        place = Path(destination)
+        plan = Planner(checkpoint, target).plan(place, names_folder(destination))
+        super().__init__(plan, show, threads, strict=strict, checksums=checksums)
         self.kept: dict[str, Done] = {}
         self._of_parts: part_sums.OfParts = {}
         self.show, self.parts, self.folder = show, parts, parts_of(place)
-        self.flat = [(name, choice) for name, choices in self.files for choice in choices]
+        self.flat = [(name, choice) for name, choices in self.plan.files for choice in choices]
         self.read = self._read()
-        costs = [read + nbytes_of_choice(choice) for read, (_, choice) in zip(self.read, self.flat, strict=True)]
+        costs = [read + choice.nbytes for read, (_, choice) in zip(self.read, self.flat, strict=True)]
         self.shares = shares(costs, parts)
         self.identity = self._parts_identity()
 
@@ -347,9 +280,9 @@ class _Parts(Job):
             data.append(asked.amax)
             asked = dataclasses.replace(asked, amax=None)
         target = dataclasses.replace(self.target, importance=None, asked=asked)
-        said: list[Any] = [__version__, spelled(target), self.checkpoint.config, self.parts, self.destination.name]
+        said: list[Any] = [__version__, spelled(target), self.checkpoint.config, self.parts, self.plan.destination.name]
         said += [None if file is None else file.portable for file in data]
-        said += [self.into_directory, self.checkpoint.unmarked]
+        said += [self.plan.into_directory, self.checkpoint.unmarked]
         said += [[path.name, size, mtime] for path, (_, size, mtime, _) in self.checkpoint.stamps.items()]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
@@ -381,7 +314,7 @@ class _Parts(Job):
     def convert_part(self, part: int) -> dict[str, Any]:
         """Make one part, if it is not there."""
         begin, files = time.monotonic(), self._files_of(part)
-        total = sum(nbytes_of_choice(choice) for _, choices in files for choice in choices)
+        total = sum(choice.nbytes for _, choices in files for choice in choices)
         self.progress = Progress(total, self.show)
         there = self._there(part)
         if not there:
@@ -438,12 +371,12 @@ class _Parts(Job):
         for part in range(1, self.parts + 1):
             for name, choices in self._files_of(part):
                 pieces.setdefault(name, []).append((self._place(part) / name, choices))
-        for name, choices in self.files:
+        for name, choices in self.plan.files:
             if len(pieces[name]) == 1:
                 path = pieces[name][0][0]
                 self._check(path, choices)
                 disk.link_or_copy(path, work.out / name)
-                self.progress.add(sum(map(nbytes_of_choice, choices)))
+                self.progress.add(sum(c.nbytes for c in choices))
             else:
                 self._join(work.out / name, choices, pieces[name])
             work.note(name)
@@ -463,7 +396,7 @@ class _Parts(Job):
         writer = self._writer(path, choices)
         try:
             if writer.complete:
-                self.progress.add(sum(map(nbytes_of_choice, choices)))
+                self.progress.add(sum(c.nbytes for c in choices))
                 return
             for source, some in pieces:
                 spans = self._check(source, some).spans

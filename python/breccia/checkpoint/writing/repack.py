@@ -18,12 +18,12 @@ import numpy as np
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Part
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.planning.targets import Choice, Target, target_parts
+from breccia.checkpoint.planning.choices import Choice, target_parts
+from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.workers import Workers
-from breccia.layouts import PerBlockMN, PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["cut", "matrix_of", "repack"]
+__all__ = ["repack"]
 
 _PIECE = 2 << 20  # bytes of codes at a time
 _STEP = 128  # rows: whole bytes, words and tiles of every format
@@ -75,7 +75,7 @@ class _Repack:
 
     def run(self, runs: list[tuple[int, int]], workers: Workers) -> None:
         self.step = runs[0][1] - runs[0][0]
-        first, _ = target_parts(self.target, self.choice.found.name, cut(self.scaled, *runs[0]))
+        first, _ = target_parts(self.target, self.choice.found.name, self.scaled[slice(*runs[0])])
         self.first = {name: part.shape for name, part in first.items()}
         workers.each(lambda run, _: self._piece(*run), iter(runs))
         for name, part in self.whole.items():
@@ -89,7 +89,7 @@ class _Repack:
         self.done(array.nbytes)
 
     def _piece(self, start: int, stop: int) -> None:
-        parts, _ = target_parts(self.target, self.choice.found.name, cut(self.scaled, start, stop))
+        parts, _ = target_parts(self.target, self.choice.found.name, self.scaled[start:stop])
         for name, part in parts.items():
             axis = _axis(part, self.whole[name])
             if axis is None:
@@ -115,49 +115,3 @@ def _axis(piece: Part, whole: Part) -> int | None:
 def _stored(part: Part) -> tuple[int, ...]:
     """A shape whose first axis is the part's; the elements of block types and sub-byte types share bytes."""
     return (part.shape[0], -1) if part.shape else (1,)
-
-
-def cut(scaled: ScaledTensor, start: int, stop: int) -> ScaledTensor:
-    """Rows of a matrix, or matrices of a batch; ``start`` must be where a row of blocks begins."""
-    layout = scaled.layout
-    tile = layout.block_m if isinstance(layout, PerBlockMN) and scaled.ndim == 2 else 1
-
-    def along(array: Any) -> Any:
-        return array if array is None or isinstance(layout, PerTensor) else array[start // tile : -(-stop // tile)]
-
-    second = scaled.global_scale
-    if second is not None and second.size > 1:
-        second = second[start:stop]
-    return ScaledTensor(
-        scaled.data[start:stop],
-        along(scaled.scale),
-        scaled.recipe,
-        layout,
-        along(scaled.zero_point),
-        global_scale=second,
-        shape=(stop - start, *scaled.shape[1:]),
-    )
-
-
-def matrix_of(scaled: Any, index: tuple[int, ...]) -> Any:
-    """One of a batch of matrices, quantized or plain."""
-    if not index:
-        return scaled
-    if not isinstance(scaled, ScaledTensor):
-        return scaled[index]
-
-    def at(array: Any) -> Any:
-        return array if array is None or isinstance(scaled.layout, PerTensor) else array[index]
-
-    second = scaled.global_scale
-    if second is not None and second.size > 1:
-        second = second[index]
-    return ScaledTensor(
-        scaled.data[index],
-        at(scaled.scale),
-        scaled.recipe,
-        scaled.layout,
-        at(scaled.zero_point),
-        global_scale=second,
-        shape=scaled.shape[-2:],
-    )

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.locks import Lock, lock
 from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.reading.folder import absent
 from breccia.checkpoint.writing.journal import Journal, read_journal
 from breccia.checkpoint.writing.losses import Loss
 
-__all__ = ["Done", "ReplaceError", "Work", "check_replaceable", "partial_of"]
+__all__ = ["Done", "ReplaceError", "Work", "check_destination", "check_replaceable", "names_folder", "partial_of"]
 
 
 class Done(NamedTuple):
@@ -63,6 +64,40 @@ class Done(NamedTuple):
 def partial_of(destination: Path) -> Path:
     """Where a conversion to ``destination`` works."""
     return destination.with_name(f".{destination.name}.partial")
+
+
+def names_folder(destination: str | os.PathLike[str]) -> bool:
+    """Whether a destination is a directory by its spelling, whatever the source is."""
+    return os.fspath(destination).endswith(("/", os.sep))
+
+
+def check_destination(destination: Path, *sources: str | os.PathLike[str], force: bool | None = None) -> None:
+    """Whether something may be written there.
+
+    Args:
+        destination: where.
+        sources: what is read meanwhile.
+        force: whether what is there gives way; None where that cannot be asked for.
+
+    Raises:
+        ValueError: it is inside of a source, or would replace one.
+        FileExistsError: it is there.
+        FileNotFoundError: it is there, and a source is not.
+    """
+    place = destination.resolve()
+    for source in map(Path, sources):
+        if source.is_dir() and source.resolve() in place.parents:
+            raise ValueError(f"destination must not be inside of the source {source}, got {destination}")
+        if not source.exists():
+            continue
+        same = place.exists() and place.samefile(source)
+        if same or place in source.resolve().parents:
+            raise ValueError(f"destination must not replace the source {source}, got {destination}")
+    if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
+        if missing := [source for source in map(Path, sources) if not source.exists()]:
+            raise absent(missing[0])  # which is the first thing to know
+        hint = "" if force is None else ": --force replaces it"
+        raise FileExistsError(f"destination must not be there, {destination} is{hint}")
 
 
 class ReplaceError(ValueError):
@@ -193,7 +228,7 @@ class Work:
     def record(self, file: str, tensors: Mapping[str, Done]) -> None:
         """Say that tensors of a file are on disk."""
         assert self._journal is not None
-        self._journal.add(("tensor", file, name, done.said()) for name, done in tensors.items())
+        self._journal.add([("tensor", file, name, done.said()) for name, done in tensors.items()])
 
     def note(self, name: str) -> None:
         """Say that a file of the output is complete."""
@@ -224,8 +259,8 @@ class Work:
             if now[:3] != (inode, size, changed):
                 raise ValueError(f"{path} must stay as it was written until the output is complete, it was changed")
         for folder, _, names in os.walk(self.out):
-            for path in (Path(folder) / name for name in names if not name.startswith(".")):
-                if path not in self.made:
+            for name in names:
+                if not name.startswith(".") and (path := Path(folder) / name) not in self.made:
                     raise ValueError(f"{path} must not be there, another program made it")
 
     @contextlib.contextmanager

@@ -21,10 +21,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from breccia.bridges.parts import Found
+from breccia.checkpoint.files.dtypes import torch_dtype
 from breccia.checkpoint.reading.models import is_turned, tied
 from breccia.checkpoint.reading.rows import rows_of, stored_shape, together
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.distributed.checkpoints.taking import bytes_of_part, floats_of, stored_dtype
+from breccia.distributed.checkpoints.taking import bytes_of_part, floats_of
 from breccia.value.form import PARTS
 
 __all__ = ["CheckpointReader"]
@@ -227,7 +228,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]
                 yield from _parts_of(name, index, one)
             turned = one.format != "plain" and is_turned(one.name, shape, checkpoint.config)
             shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
-            dtype = stored_dtype(one.dtype) if one.format == "plain" else torch.bfloat16
+            dtype = torch_dtype(one.dtype) if one.format == "plain" else torch.bfloat16
             by_name[name] = _Source(index, "", shape, dtype, turned=turned)
         yield from by_name.items()
         for head, embedding in tied(by_name).items():

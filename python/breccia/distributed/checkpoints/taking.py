@@ -9,23 +9,19 @@ import numpy as np
 import torch
 
 from breccia import verbs
-from breccia.bridges.common import packed_codes, to_torch
+from breccia.bridges.common import check_upright, to_torch
 from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found
-from breccia.checkpoint.files.dtypes import DTYPES, stored_name
+from breccia.checkpoint.files.dtypes import DTYPES, stored_name, torch_dtype
 from breccia.formats import finfo
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.slicing import block_along
 
-__all__ = ["bytes_of_part", "floats_of", "header_dtype", "stored_dtype"]
+__all__ = ["bytes_of_part", "floats_of", "header_dtype"]
 
 _HEADERS = {row.torch: row.name for row in DTYPES.values() if row.torch}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def stored_dtype(name: str) -> Any:
-    """torch's type for that of a header; uint8 where it has none."""
-    return getattr(torch, DTYPES[name].torch or "uint8", torch.uint8)
 
 
 def header_dtype(dtype: torch.dtype) -> str:
@@ -60,6 +56,7 @@ def floats_of(found: Found, tensor: Any, turned: bool, place: list[slice], into:
 def bytes_of_part(tensor: ScaledTensor, part: str, shape: tuple[int, ...], place: list[slice], into: Any) -> None:
     """The bytes of ``tensor``'s part; ``shape`` is that of all of the part's bytes, () for one number."""
     if part == "data" and finfo(tensor.recipe.element).bits == 4:
+        check_upright(tensor)
         array = to_torch(packed_codes(tensor))
     else:
         array = getattr(tensor.to("torch"), part)
@@ -72,7 +69,7 @@ def bytes_of_part(tensor: ScaledTensor, part: str, shape: tuple[int, ...], place
 
 def _as_torch(array: Any, name: str) -> Any:
     raw = to_torch(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return raw.view(stored_dtype(name)).reshape(array.shape)
+    return raw.view(torch_dtype(name)).reshape(array.shape)
 
 
 def _narrowed(tensor: ScaledTensor, place: list[slice]) -> tuple[ScaledTensor, list[slice]]:

@@ -44,14 +44,12 @@ class Packing:
     @property
     def rows_of_scale(self) -> int:
         """Rows that share one stored scale."""
-        layout = self.form.layout
-        return layout.block_m if isinstance(layout, layouts.PerBlockMN) else 1
+        return self.form.layout.block.rows or 1
 
     @property
     def each_row_alone(self) -> bool:
         """Whether the bytes of a row follow from its own values."""
-        one_for_all = isinstance(self.form.layout, layouts.PerTensor) or choices(self.form.recipe).two_level
-        return not one_for_all and not self.square_blocks and self.rows_of_scale == 1
+        return not choices(self.form.recipe).one_for_all and not self.square_blocks and self.rows_of_scale == 1
 
     def like(self, other: Packing) -> bool:
         """Whether rows of the other mean the same, whatever dtype they look like."""

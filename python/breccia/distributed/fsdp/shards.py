@@ -14,13 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from breccia import layouts, verbs
+from breccia import verbs
 from breccia.distributed.gather.groups import device_of, gather_into, place
 from breccia.distributed.gather.statistics import finite_amax
 from breccia.formats import finfo
 from breccia.frameworks.torch.launches import contiguous
 from breccia.frameworks.torch.tensors import raw
-from breccia.frameworks.torch.weights import blocks_side, codes_of, packed
+from breccia.frameworks.torch.weights import codes_of, packed
 from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
 
@@ -57,8 +57,8 @@ class Shard:
     def block_rows(self) -> int:
         """Rows that share a scale, where it is not all."""
         if self.square_blocks:
-            return blocks_side(self.recipe)
-        return getattr(self.recipe.layout, "block_m", 1)
+            return self.recipe.layout.block.columns
+        return self.recipe.layout.block.rows or 1
 
     @property
     def cut_blocks(self) -> list[int]:
@@ -84,11 +84,11 @@ class Shard:
     @property
     def one_for_all(self) -> bool:
         """Whether a scale follows from the whole weight; then the first of `statistics` is its amax."""
-        return isinstance(self.recipe.layout, layouts.PerTensor) or choices(self.recipe).two_level
+        return choices(self.recipe).one_for_all
 
     @property
     def _one_per_row(self) -> bool:
-        return isinstance(self.recipe.layout, layouts.PerChannel) and self.by_columns
+        return self.recipe.layout.block == (1, 0) and self.by_columns
 
     def _marked(self, amax: torch.Tensor, x: torch.Tensor, axes: Any) -> torch.Tensor:
         if finfo(self.recipe.element).has_nan:
@@ -97,7 +97,7 @@ class Shard:
 
     def _of_cut_block(self, x: torch.Tensor, block: int) -> torch.Tensor:
         """The amax of this rank's rows of a row of blocks, block by block; 0 where it has none."""
-        side, rows = blocks_side(self.recipe), self.block_rows
+        side, rows = self.recipe.layout.block.columns, self.block_rows
         low, high = (min(max(edge - self.begin, 0), self.part[0]) for edge in (block * rows, (block + 1) * rows))
         blocks = -(-x.shape[1] // side)
         if high == low:
@@ -109,8 +109,7 @@ class Shard:
 
     def _check(self) -> None:
         if self.by_columns:
-            in_blocks = isinstance(self.recipe.layout, (layouts.PerBlockK, layouts.PerBlockMN))
-            block = blocks_side(self.recipe) if in_blocks else 1
+            block = self.recipe.layout.block.columns or 1
             if self.part[1] % block:
                 raise ValueError(
                     f"{place(self.group)} must hold whole blocks of {block} columns, got {self.part[1]} of "
@@ -133,7 +132,7 @@ class Shard:
         rows, end = self.block_rows, self.begin + self.part[0]
         above, below = self.begin % rows, -end % rows if end < self.whole[0] else 0
         x = torch.nn.functional.pad(x, (0, 0, above, below))
-        side = blocks_side(self.recipe)
+        side = self.recipe.layout.block.columns
         if above and self.begin // rows in cut:
             x[0, ::side] = cut[self.begin // rows].to(x.dtype)
         if below and end // rows in cut:

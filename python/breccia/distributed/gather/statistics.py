@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from breccia import layouts, verbs
+from breccia import verbs
 from breccia.distributed.gather import agreement
 from breccia.distributed.gather.groups import check_group
 from breccia.distributed.sharding import Plan
 from breccia.formats import finfo
 from breccia.frameworks.torch import launches
 from breccia.recipe_names import resolve
-from breccia.recipes import ScalingRecipe, choices
+from breccia.recipes import ScalingRecipe, crosses
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["amax", "cast"]
@@ -45,10 +45,10 @@ def amax(
     """
     recipe = resolve(recipe)
     check_group(group)
-    needed = [crosses(recipe, dim, x.ndim) for x in tensors]
+    needed = [crossing(recipe, dim, x.ndim) for x in tensors]
     if not any(needed):
         return [None] * len(tensors)
-    by_rows = isinstance(recipe.layout, layouts.PerChannel)
+    by_rows = recipe.layout.block == (1, 0)
     found = [finite_amax(x, by_rows) for x, wanted in zip(tensors, needed, strict=True) if wanted]
     flags = []
     if by_rows and not finfo(recipe.element).has_nan:  # one NaN makes the scale of the whole row NaN
@@ -116,13 +116,15 @@ def cast(
     return made
 
 
-def crosses(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
-    """Whether a scale follows from both sides of a cut."""
+def crossing(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
+    """Whether a scale follows from both sides of a cut.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
     if not -ndim <= dim < ndim:
         raise ValueError(f"dim must be from {-ndim} to {ndim - 1}, got {dim}")
-    if isinstance(recipe.layout, layouts.PerTensor) or choices(recipe).two_level:
-        return True
-    return isinstance(recipe.layout, layouts.PerChannel) and dim % ndim == ndim - 1
+    return crosses(recipe, dim % ndim - ndim)
 
 
 def finite_amax(x: torch.Tensor, by_rows: bool) -> torch.Tensor:

@@ -5,7 +5,6 @@ calls it through XLA's foreign function interface, or else calls back. On other 
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import jax
@@ -14,11 +13,13 @@ import ml_dtypes
 import numpy as np
 
 from breccia import _core, recipes
-from breccia._inputs import check_float32
 from breccia.delayed import AmaxHistory
 from breccia.frameworks.jax import callbacks, ffi, partition
+from breccia.frameworks.jax.arguments import check_here, dtype_name, floats, is_here, parts_here
 from breccia.frameworks.jax.callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
-from breccia.frameworks.jax.namespace import Jax
+from breccia.frameworks.jax.namespace import JAX
+from breccia.frameworks.jax.products import direct_linear as direct_linear
+from breccia.frameworks.jax.products import matmul as matmul
 from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
@@ -26,16 +27,14 @@ from breccia.value.form import PARTS, Form, cast_form
 from breccia.verbs.cast_options import CastOptions, Hadamard
 from breccia.verbs.prepared import PreparedWeight
 
-namespace = Jax()
-compiled: Any = ffi.Late(os.environ.get("BRECCIA_XLA", ""))  # how compiled code on a CPU reaches the core
+namespace = JAX
 _NEAREST = CastOptions()
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def to_core(array: Any, argument: str) -> Any:
     if not isinstance(array, jax.Array):
         raise TypeError(f"{argument} must be a JAX array like data, got {type(array).__name__}")
-    if _is_here(array):
+    if is_here(array):
         return np.asarray(array)
     item, strides = array.dtype.itemsize, list[int]()
     for extent in reversed(array.shape):
@@ -45,7 +44,7 @@ def to_core(array: Any, argument: str) -> Any:
 
 
 def place(array: Any) -> Any:
-    _check_here(array, "operands")
+    check_here(array, "operands")
     return array.devices() if is_concrete(array) else None
 
 
@@ -54,7 +53,7 @@ def dtype(name: str) -> Any:
 
 
 def swap_last_axes(array: Any) -> Any:
-    _check_here(array, "what is transposed")
+    check_here(array, "what is transposed")
     return jnp.swapaxes(array, -1, -2)
 
 
@@ -62,7 +61,7 @@ def native(array: Any, fmt: str) -> Any:
     dtype = NATIVE.get(fmt)
     if dtype is None or array.dtype == dtype:
         return array
-    if _is_here(array):
+    if is_here(array):
         return from_numpy(np.asarray(array).view(dtype))
     return jax.lax.bitcast_convert_type(array, dtype)
 
@@ -113,12 +112,12 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    x = _floats(x, "x")
+    x = floats(x, "x")
     _core.plan_cast(list(x.shape), _spec(recipe))  # checks the shape
     if options.importance is not None and not (_is_known(options.seed) and is_concrete(x)):
         raise ValueError("x must not be traced for importance=, which searches on the CPU: cast outside of jax.jit")
     known = _is_known(options.seed) and (options.amax is None or is_concrete(jnp.asarray(options.amax)))
-    if _is_here(x) and known and all(isinstance(n, int) for n in options.offset):
+    if is_here(x) and known and all(isinstance(n, int) for n in options.offset):
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
     elif options.importance is not None:
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
@@ -135,7 +134,7 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
 def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, square_blocks: bool) -> Any:
     def by_core(x: Any, seed: Any = None) -> Any:
         pair = None if hadamard is None else (hadamard.block, hadamard.seed)
-        return compiled.cast(x, seed, recipe, pair, square_blocks)
+        return ffi.compiled.cast(x, seed, recipe, pair, square_blocks)
 
     def by_jnp(x: Any, seed: Any = None, **more: Any) -> Any:
         rounding = "nearest" if seed is None else "stochastic"
@@ -147,13 +146,8 @@ def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, s
 
     operands = (x,) if seed is None else (x, seed)
     rotated = hadamard is not None
-    inside = _inside(whole, by_jnp)
+    inside = ffi.inside(whole, by_jnp)
     return partition.cast(whole, inside, by_jnp, operands, recipe, rotated=rotated, square=square_blocks)
-
-
-def _inside(whole: Any, plain: Any) -> Any:
-    """What a device computes in code that the compiler splits, in which callbacks do not live long enough."""
-    return plain if compiled.cast is callbacks.cast else whole
 
 
 def _cast_part(x: Any, recipe: ScalingRecipe, options: CastOptions) -> Any:
@@ -179,9 +173,9 @@ def _is_known(seed: Any) -> bool:
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
-    x = _floats(x, "x")
+    x = floats(x, "x")
     factor = jnp.asarray(factor, jnp.float32)
-    if _is_here(x) and is_concrete(factor) and _is_known(options.seed):
+    if is_here(x) and is_concrete(factor) and _is_known(options.seed):
         made = callbacks.cast_now(np.asarray(x), recipe, factor=float(factor), **options.core_arguments)
         return tensor_of(made, recipe, x.shape, x.dtype.name)
     values = jax.lax.stop_gradient(x).astype(jnp.float32)
@@ -193,9 +187,9 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is not None:
         raise TypeError("out must be None: JAX arrays are immutable")
-    _parts_here(scaled, "scaled")
-    name = _dtype_name(dtype)
-    if _is_here(scaled.data):
+    parts_here(scaled, "scaled")
+    name = dtype_name(dtype)
+    if is_here(scaled.data):
         return from_numpy(callbacks.dequantize_now(scaled, name))
     return _dequantize(jax.lax.stop_gradient(scaled), name)
 
@@ -206,15 +200,17 @@ def _dequantize(scaled: ScaledTensor, name: str) -> Any:
         return jnp.broadcast_to(whole_array.dequantize(namespace, scaled, raw), scaled.shape).astype(name)
 
     def whole(scaled: ScaledTensor) -> Any:
-        return jax.lax.platform_dependent(scaled, cpu=functools.partial(compiled.dequantize, name=name), default=plain)
+        return jax.lax.platform_dependent(
+            scaled, cpu=functools.partial(ffi.compiled.dequantize, name=name), default=plain
+        )
 
     if scaled.layout.axis == -2:
-        return jnp.swapaxes(partition.dequantize(whole, _inside(whole, plain), scaled.mT), -1, -2)
-    return partition.dequantize(whole, _inside(whole, plain), scaled)
+        return jnp.swapaxes(partition.dequantize(whole, ffi.inside(whole, plain), scaled.mT), -1, -2)
+    return partition.dequantize(whole, ffi.inside(whole, plain), scaled)
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
-    if _is_here(_parts_here(scaled, "scaled").data):
+    if is_here(parts_here(scaled, "scaled").data):
         made = callbacks.requantize_now(scaled, recipe)
     else:
         made = _requantize(jax.lax.stop_gradient(scaled), recipe)
@@ -227,52 +223,14 @@ def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
         return as_outputs(whole_array.requantize(namespace, scaled, recipe, raw), recipe)
 
     def whole(scaled: ScaledTensor) -> Any:
-        by_core = functools.partial(compiled.requantize, recipe=recipe)
+        by_core = functools.partial(ffi.compiled.requantize, recipe=recipe)
         return jax.lax.platform_dependent(scaled, cpu=by_core, default=plain)
 
-    return partition.requantize(whole, _inside(whole, plain), scaled, recipe)
-
-
-def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
-    a, b, name = _operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype, "out_dtype")
-    _core.matmul_shape(list(a.shape), list(b.shape))
-    if all(_is_here(x.data if isinstance(x, ScaledTensor) else x) for x in (a, b)):
-        return from_numpy(callbacks.matmul_now(a, b, name, precision))
-    return _matmul(a, b, name, precision)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _matmul(a: Any, b: Any, name: str, precision: str) -> Any:
-    def plain(a: Any, b: Any) -> Any:
-        return jnp.matmul(_values(a), _values(b), precision="highest").astype(name)
-
-    def whole(a: Any, b: Any) -> Any:
-        by_core = functools.partial(compiled.matmul, name=name, precision=precision)
-        return jax.lax.platform_dependent(a, b, cpu=by_core, default=plain)
-
-    return partition.matmul(whole, _inside(whole, plain), a, b)
-
-
-def _matmul_forward(a: Any, b: Any, name: str, precision: str) -> Any:
-    return _matmul(a, b, name, precision), (a, b)
-
-
-def _matmul_backward(name: str, precision: str, operands: Any, grad: Any) -> Any:
-    a, b = operands
-
-    def towards(operand: Any, left: Any, right: Any) -> Any:
-        if isinstance(operand, ScaledTensor):
-            return None
-        return _sum_to(_matmul(left, right, operand.dtype.name, "exact"), operand.shape)
-
-    return towards(a, grad, _turned(b)), towards(b, _turned(a), grad)
-
-
-_matmul.defvjp(_matmul_forward, _matmul_backward)
+    return partition.requantize(whole, ffi.inside(whole, plain), scaled, recipe)
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
-    return _straight_through(_floats(x, "x"), recipe, clip)
+    return _straight_through(floats(x, "x"), recipe, clip)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -301,7 +259,7 @@ def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
     if seed is None and products.recipes.stochastic:
         raise ValueError("seed is required for stochastic rounding in JAX: pass a new integer every step")
     seed = jnp.asarray(0 if seed is None else seed, jnp.int32)
-    return _linear(_floats(x, "x"), _floats(w, "w"), products.recipes, products.scales, seed)
+    return _linear(floats(x, "x"), floats(w, "w"), products.recipes, products.scales, seed)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -326,11 +284,6 @@ def _linear_backward(recipes: Any, saved: Any, grad: Any) -> Any:
 _linear.defvjp(_linear_forward, _linear_backward)
 
 
-def _is_here(x: Any) -> bool:
-    """Whether the core may read the array at once; one on several devices it would gather."""
-    return is_concrete(x) and on_cpu(x) and len(x.devices()) == 1
-
-
 def as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> tuple[Any, ...]:
     """The parts of a cast in JAX's dtypes; those that exist."""
     fmt = recipes.scale_format(recipe)
@@ -338,74 +291,6 @@ def as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> tuple[Any, ..
     data = parts.data if element not in NATIVE else jax.lax.bitcast_convert_type(parts.data, NATIVE[element])
     scale = parts.scale if fmt is None else jax.lax.bitcast_convert_type(parts.scale, NATIVE[fmt])
     return tuple(part for part in (data, scale, parts.zero_point, parts.global_scale) if part is not None)
-
-
-def _values(operand: Any) -> Any:
-    if not isinstance(operand, ScaledTensor):
-        return operand.astype(jnp.float32)
-    return jnp.broadcast_to(whole_array.dequantize(namespace, operand, raw), operand.shape)
-
-
-def _turned(operand: Any) -> Any:
-    return operand.mT if isinstance(operand, ScaledTensor) else jnp.swapaxes(operand, -1, -2)
-
-
-def _sum_to(grad: Any, shape: tuple[int, ...]) -> Any:
-    """Undo the broadcasting of leading axes."""
-    extra = len(grad.shape) - len(shape)
-    axes = [*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1 and grad.shape[extra + i] != 1)]
-    return jnp.sum(grad, tuple(axes)).reshape(shape) if axes else grad
-
-
-def _operand(x: Any, argument: str) -> Any:
-    return _parts_here(x, argument) if isinstance(x, ScaledTensor) else _floats(x, argument)
-
-
-def _parts_here(scaled: ScaledTensor, argument: str) -> ScaledTensor:
-    for part in scaled._form.parts:
-        _check_here(getattr(scaled, part), f"{argument}.{part}")
-    return scaled
-
-
-def _check_here(x: Any, argument: str) -> None:
-    """Whether a value is an array, concrete or traced, whose memory has not been given away.
-
-    Raises:
-        TypeError: it is something else, such as the description of an array.
-        ValueError: it was deleted, or donated to a compiled function.
-    """
-    if not isinstance(x, jax.Array):
-        hint = ": jax.eval_shape calls a function with it" if isinstance(x, jax.ShapeDtypeStruct) else ""
-        raise TypeError(f"{argument} must be a JAX array, got {type(x).__name__}{hint}")
-    if is_concrete(x) and x.is_deleted():
-        raise ValueError(
-            f"{argument} must be an array that has its memory, got one of shape {x.shape} that was deleted or donated"
-        )
-
-
-def _floats(x: Any, argument: str) -> Any:
-    """``x`` as floats; integers and booleans as float32."""
-    _check_here(x, argument)
-    name = x.dtype.name
-    if name in _FLOATS:
-        if name == "float64" and _is_here(x):
-            check_float32(np.asarray(x), argument)
-        return x
-    if getattr(x.dtype, "kind", "key") in "iub":
-        return x.astype(jnp.float32)
-    raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {name}")
-
-
-def _dtype_name(dtype: Any, argument: str = "dtype") -> str:
-    try:
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except TypeError:
-        name = str(dtype).rpartition(".")[2]  # another framework's dtype
-    if name not in _FLOATS:
-        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
-    if name == "float64" and not jax.config.jax_enable_x64:
-        raise TypeError(f"{argument} must not be float64 unless jax_enable_x64 is set")
-    return name
 
 
 def _flatten(scaled: ScaledTensor) -> Any:

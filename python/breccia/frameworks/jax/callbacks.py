@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core on JAX's arrays: at once, and as callbacks of compiled code, where the extension has no handlers for XLA
-(`_jax_ffi`)."""
+(`ffi`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from breccia import _core, recipes
-from breccia.recipes import ScalingRecipe, _spec
+from breccia.recipes import ScalingRecipe, _spec, choices
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import cast_form
 
@@ -21,6 +21,11 @@ from breccia.value.form import cast_form
 NATIVE = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
+    "float8_e4m3": ml_dtypes.float8_e4m3,
+    "float8_e3m4": ml_dtypes.float8_e3m4,
+    "float8_e4m3b11fnuz": ml_dtypes.float8_e4m3b11fnuz,
     "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
     "int8": np.int8,
 }
@@ -129,12 +134,12 @@ def result(shape: Any, dtype: Any) -> Any:
 def cast_method(recipe: ScalingRecipe, stochastic: bool) -> str:
     """What vmap does. A batch is a leading axis to recipes whose scales see one matrix; others, and casts whose draws
     depend on positions, are called once for each member."""
-    whole = stochastic or recipe.layout.name == "per_tensor" or recipe._traits[2]  # type: ignore[attr-defined]
+    whole = stochastic or choices(recipe).one_for_all
     return "sequential" if whole else "expand_dims"
 
 
 def dequantize_method(scaled: ScaledTensor) -> str:
-    whole = scaled.layout.name == "per_tensor" or scaled.global_scale is not None
+    whole = scaled.layout.one_scale or scaled.global_scale is not None
     return "sequential" if whole else "broadcast_all"
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core's handlers for XLA: compiled code on a CPU calls it without passing through Python.
 
-The same functions as in `_jax_callbacks`, which stand in where the extension was built without jaxlib's headers, or
+The same functions as in `callbacks`, which stand in where the extension was built without jaxlib's headers, or
 jaxlib is older than they."""
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -109,7 +110,7 @@ def _checked(method: str) -> str:
 
 
 def chosen(method: str) -> ModuleType:
-    """This module, or `_jax_callbacks`.
+    """This module, or `callbacks`.
 
     Raises:
         ValueError: ``method`` is none of "", "ffi" and "callback".
@@ -133,3 +134,11 @@ class Late:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(chosen(self._method), name)
+
+
+compiled: Any = Late(os.environ.get("BRECCIA_XLA", ""))  # how compiled code on a CPU reaches the core
+
+
+def inside(whole: Any, plain: Any) -> Any:
+    """What a device computes in code that the compiler splits, in which callbacks do not live long enough."""
+    return plain if compiled.cast is callbacks.cast else whole

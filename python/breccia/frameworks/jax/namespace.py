@@ -73,3 +73,6 @@ class Jax:
 
     def integer(self, seed: Any, like: Any) -> Any:
         return jnp.asarray(wrapped(seed) if isinstance(seed, int) else seed).astype(jnp.int32).reshape(())
+
+
+JAX = Jax()

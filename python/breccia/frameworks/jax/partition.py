@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts, dequantizations and products whose arrays lie on several devices: each device does its part, as
-`_jax_sharding` cuts it. Axes of a mesh that the compiler deals with ("auto") follow a partitioning rule; explicit ones
+`sharding` cuts it. Axes of a mesh that the compiler deals with ("auto") follow a partitioning rule; explicit ones
 are known while code is traced."""
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec
 
 from breccia.formats import finfo
 from breccia.kernels.whole_array.spec import Spec
-from breccia.layouts import Layout, PerChannel, PerTensor
-from breccia.recipes import ScalingRecipe, choices
+from breccia.layouts import Layout
+from breccia.recipes import ScalingRecipe, crosses
 from breccia.value.slicing import block_along
 
 __all__ = [
@@ -100,11 +100,11 @@ def of_cast(
     first = next((i for i, extent in enumerate(x.shape) if extent > 1), 0)
     kept = []
     for axis, names in enumerate(axes):
-        crosses = _crosses(recipe, axis - ndim)
+        crossing = crosses(recipe, axis - ndim)
         refused = (
             square
-            or (rotated and (axis == ndim - 1 or crosses))
-            or (crosses and not _takes_amax(recipe))
+            or (rotated and (axis == ndim - 1 or crossing))
+            or (crossing and not _takes_amax(recipe))
             or (stochastic and axis not in (first, ndim - 1))
         )
         kept.append(() if refused else names)
@@ -115,17 +115,17 @@ def of_requantize(shape: Sequence[int], axes: Axes, mesh: Any, recipe: ScalingRe
     """Over which axes a conversion to a recipe may leave its input split, of those that cut no block of the input."""
     ndim = len(shape)
     axes = whole_blocks(shape, axes, mesh, blocks_of(recipe.layout, finfo(recipe.element).bits == 4, ndim))
-    return tuple(() if _crosses(recipe, axis - ndim) else names for axis, names in enumerate(axes))
+    return tuple(() if crosses(recipe, axis - ndim) else names for axis, names in enumerate(axes))
 
 
 def crossing_amax(x: Any, axes: Axes, recipe: ScalingRecipe) -> Any:
     """``amax=`` for one device's part of a tensor that is split over the axes; None where no scale follows from both
     sides of a cut."""
     ndim = len(axes)
-    names = [name for axis, some in enumerate(axes) for name in some if _crosses(recipe, axis - ndim)]
+    names = [name for axis, some in enumerate(axes) for name in some if crosses(recipe, axis - ndim)]
     if not names:
         return None
-    by_rows = isinstance(recipe.layout, PerChannel)
+    by_rows = recipe.layout.block == (1, 0)
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & 0x7FFF_FFFF
     magnitude = jnp.where(bits < 0x7F80_0000, bits, 0)  # integers, whose order subnormal numbers keep
     most = jnp.max(magnitude, -1 if by_rows else None, initial=0)
@@ -145,13 +145,6 @@ def offset(shape: Sequence[int], local: Sequence[int], axes: Axes, mesh: Any) ->
             index = index * mesh.shape[name] + jax.lax.axis_index(name)
         at = at + index * (local[axis] * math.prod(shape[axis + 1 :]))
     return at, shape[-1]
-
-
-def _crosses(recipe: ScalingRecipe, axis: int) -> bool:
-    """Whether a scale follows from both sides of a cut of an axis, counted from the end."""
-    if isinstance(recipe.layout, PerTensor) or choices(recipe).two_level:
-        return True
-    return isinstance(recipe.layout, PerChannel) and axis == -1
 
 
 def _takes_amax(recipe: ScalingRecipe) -> bool:

@@ -7,6 +7,7 @@ low-precision dtypes.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import mlx.core as mx
@@ -84,8 +85,21 @@ def from_dlpack(exporter: Any, name: str) -> Any:
     return array.view(_DTYPES[name]) if name in ("bfloat16", "int8") else array
 
 
+class _Unpickled:
+    """An array that `copy.deepcopy` takes and pickle does not, as MLX's own."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._array, memo)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("MLX arrays do not pickle: move the tensor first, as in scaled.to('numpy')")
+
+
 def to_pickle(array: Any) -> tuple[Any, str]:
-    raise TypeError("MLX arrays do not pickle: move the tensor first, as in scaled.to('numpy')")
+    return _Unpickled(array), _NAMES[array.dtype]
 
 
 def from_pickle(array: Any, name: str) -> Any:

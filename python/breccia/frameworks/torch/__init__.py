@@ -5,12 +5,12 @@ same verbs are the custom operators ``torch.ops.breccia``."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any
 
 import torch
 
 from breccia import _core
-from breccia._inputs import check_float32
 from breccia.frameworks.torch import gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
 from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
@@ -21,6 +21,7 @@ from breccia.frameworks.torch.tensors import (
     cast_here,
     core_array,
     core_of,
+    data_dtype,
     dtype_name,
     parts_to_tensor,
     requantize_here,
@@ -30,7 +31,8 @@ from breccia.frameworks.torch.weights import LinearWeight
 from breccia.kernels import whole_array
 from breccia.kernels.whole_array.spec import Element
 from breccia.recipes import ScalingRecipe
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import ScaledTensor, data_of
+from breccia.value.inputs import check_float32
 from breccia.verbs.cast_options import CastOptions
 
 namespace = NAMESPACE
@@ -103,6 +105,14 @@ conversions_of_subclasses: dict[type, Any] = {}
 weights_of_subclasses: dict[type, Any] = {}
 
 
+def _has_rules_to_load(x: Any) -> bool:
+    """Whether x is a DTensor in a program that has not imported breccia.distributed, whose rules are then loaded."""
+    if type(x) is torch.Tensor or x.__class__.__module__.partition(".tensor")[0] != "torch.distributed":
+        return False
+    importlib.import_module("breccia.distributed.rules")  # which lies above the frameworks
+    return type(x) in casts_of_subclasses
+
+
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     x = _floats(x, "x")
     if type(x) in casts_of_subclasses:
@@ -112,6 +122,8 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     if launches.quiet(x):
         return launches.cast(x, recipe)
     _check_fake(x=x)
+    if _has_rules_to_load(x):
+        return cast(x, recipe)
     name = dtype_name(x)
     return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
 
@@ -122,6 +134,8 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
         return cast_here(x, recipe, **options.core_arguments)
     if type(x) in casts_of_subclasses:
         return casts_of_subclasses[type(x)](x.detach(), recipe, options)  # type: ignore[no-any-return]
+    if _has_rules_to_load(x):
+        return cast_with(x, recipe, options)
     if options.importance is not None:
         return _by_core(x, recipe, options)
     if options.amax is not None:
@@ -151,10 +165,11 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
     values = x.detach().float()
     element = Element.of(recipe.element)
     factor = torch.as_tensor(factor, dtype=torch.float32, device=x.device)
-    if options.is_default:  # torch's own conversion rounds as the core's does
-        data = (values * factor).clamp(-element.max, element.max).to(NATIVE[element.name])
+    dtype = data_dtype(element.name)
+    if options.is_default and dtype != torch.uint8:  # torch's own conversion rounds as the core's does
+        data = (values * factor).clamp(-element.max, element.max).to(dtype)
     else:
-        data = whole_array.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
+        data = whole_array.cast_scaled(namespace, values, recipe, factor, options).view(dtype)
     return parts_to_tensor([data, 1 / factor], x.shape, recipe, dtype_name(x))
 
 
@@ -211,10 +226,15 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     return requantize_here(scaled, recipe)
 
 
+def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int] | None:
+    """`breccia.transpose` by a kernel; None where there is none."""
+    return launches.transpose(scaled, group) if launches.quiet(scaled.data) else None
+
+
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
     kind = _dtype(out_dtype, "out_dtype")
-    if not (_is_plain(_data(a)) and _is_plain(_data(b))) or _needs_grad(a) or _needs_grad(b):
+    if not (_is_plain(data_of(a)) and _is_plain(data_of(b))) or _needs_grad(a) or _needs_grad(b):
         _check_fake(a=a, b=b)
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
@@ -250,6 +270,11 @@ def _turned_core(w: ScaledTensor) -> Any:
     if known is None or known[0] != places:
         known = w.__dict__["_turned_core"] = (places, w.mT._core)
     return known[1]
+
+
+def grouped_again(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
+    """The product that `grouped_matmul` has given for operands of this form, in less time; None where it has not."""
+    return None if w_stack.data.is_cpu else launches.grouped_again(x, w_stack, offsets, out_dtype)
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
@@ -314,10 +339,6 @@ def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
     return _Linear.apply(_floats(x, "x"), _floats(w, "w"), products, seed)
 
 
-def _data(operand: Any) -> Any:
-    return operand.data if isinstance(operand, ScaledTensor) else operand
-
-
 def _readable(operand: Any, argument: str) -> Any:
     if not isinstance(operand, ScaledTensor):
         return core_array(operand, argument)
@@ -359,7 +380,7 @@ def _check_fake(**operands: Any) -> None:
     Raises:
         TypeError: a real one is among them, which torch would refuse.
     """
-    arrays = {argument: _data(operand) for argument, operand in operands.items()}
+    arrays = {argument: data_of(operand) for argument, operand in operands.items()}
     if torch.compiler.is_dynamo_compiling() or (
         all(type(array) in _EXACT_TYPES for array in arrays.values()) and not torch._C._len_torch_dispatch_stack()
     ):

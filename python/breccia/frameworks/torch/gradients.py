@@ -4,7 +4,7 @@
     y  = Q(x) · Wᵀ          Q: the recipe of the activations, or none
     dx = G(dy) · W          G: the recipe of the gradients, or none; zero where Q saturates, as of `cast_ste_clipped`
 
-Backward passes keep the codes of W and a mask of x; no values of W are made outside of the products' kernels.
+Backward passes keep the codes of W and a mask of x; values of W are made in products alone.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from breccia import _core
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from breccia.recipes import ScalingRecipe
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MAX_PLANS = 4096
 _MAX_TRIES = 2  # the first call of a process may do what no later one does, such as filling a cache
 # Plans by key; in their place how often recording failed, where it did.
@@ -156,11 +158,47 @@ def grouped_matmul(x: Any, w: ScaledTensor, offsets: torch.Tensor, kind: torch.d
         return None
     if data.get_device() != w.data.get_device() or (data.requires_grad and torch.is_grad_enabled()):
         return None
-    form: Any = form_number(x) if scaled else (x.dtype, x.shape, x.stride())
-    key = ("grouped matmul", form_number(w), form, offsets.dtype, offsets.shape, offsets.stride(), kind)
     operands = [*(_parts(x) if scaled else [x]), *_parts(w), offsets]
+    key = _key_of_grouped(x, w, offsets, kind)
     made: torch.Tensor = _run(key, operands, lambda: [triton.grouped_matmul(x, w, offsets, kind)])[0]
     return made
+
+
+def grouped_again(x: Any, w: Any, offsets: Any, out_dtype: Any) -> torch.Tensor | None:
+    """`breccia.grouped_matmul` by the plan of a call whose operands had the form of these, so that they need no checks;
+    None where there is none, or where torch must see the call."""
+    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+        return None
+    scaled, weights = type(x) is ScaledTensor, w.data
+    data = x.data if scaled else x
+    for tensor in (data, weights, offsets):
+        if type(tensor) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return None
+    device = weights.get_device()
+    if device < 0 or data.get_device() != device or offsets.get_device() != device:
+        return None
+    if data.requires_grad and torch.is_grad_enabled():
+        return None
+    if type(out_dtype) is not torch.dtype:
+        if out_dtype is not np.float32:  # the default, which follows the operand that is a tensor
+            return None
+        out_dtype = torch.float32 if scaled else x.dtype
+    plan = _plans.get(_key_of_grouped(x, w, offsets, out_dtype), 0)
+    if isinstance(plan, int) or device != torch._C._cuda_getDevice() or _plan_module().hooked():
+        return None
+    made = plan.run([*(_parts(x) if scaled else [x]), *_parts(w), offsets])
+    return None if made is None else made[0]
+
+
+def _key_of_grouped(x: Any, w: ScaledTensor, offsets: torch.Tensor, kind: torch.dtype) -> tuple[Any, ...]:
+    form: Any = form_number(x) if type(x) is ScaledTensor else (x.dtype, x.shape, x.stride())
+    return ("grouped matmul", form_number(w), form, offsets.dtype, offsets.shape, offsets.stride(), kind)
+
+
+def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int] | None:
+    """`breccia.transpose` of a value for whose data `quiet` holds: its counts are read. None where no kernel does
+    it."""
+    return _ops().transpose(scaled, group)  # type: ignore[no-any-return]
 
 
 def _key_of_linear(

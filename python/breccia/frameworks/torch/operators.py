@@ -4,7 +4,8 @@ on other devices, shapes and dtypes for the compiler, and gradients."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +28,12 @@ from breccia.frameworks.torch.tensors import (
     whole_array_requantize,
 )
 from breccia.kernels import triton, whole_array
+from breccia.kernels.whole_array.spec import Spec
 from breccia.verbs.cast_options import CastOptions
+
+if TYPE_CHECKING:
+    from breccia.recipes import ScalingRecipe
+    from breccia.scaled_tensor import ScaledTensor
 
 # --- cast -----------------------------------------------------------------------------------------------------------
 
@@ -181,7 +187,41 @@ def _shape_of(tensors: list[Any], key: str) -> Any:
     return unflatten(tensors, key).shape
 
 
+@functools.cache
+def _fits_bf16(recipe: ScalingRecipe) -> bool:
+    """Whether bfloat16 holds each value but for the global scale: products of significands, for which it has 8 bits."""
+    spec = Spec.of(recipe)
+    scale_bits = {"e8m0": 1, "e4m3": 4}.get(spec.scale, 24)
+    return not spec.element.is_integer and spec.element.mantissa_bits + 1 + scale_bits <= 8
+
+
+def _by_bf16(a: Any, b: ScaledTensor, out_dtype: Any) -> Any:
+    """a @ b by torch in bfloat16, of codes that run along the rows of b, as those of a layer's weight do in a backward
+    pass: the core would multiply them as float32. None where values of b would be rounded, and without instructions
+    for bfloat16. (AMD EPYC, Zen 4, NVFP4, 2048 x 2048: 1.3 ms against 8.6 of one row, 13 against 25 of 256.)"""
+    if not a.dtype == out_dtype == torch.bfloat16 or a.ndim < 2 or len(b.shape) != 2:
+        return None
+    if b._form.axis != -1 or a.shape[-1] != b.shape[0] or not b._form.has_kernels:
+        return None
+    if not _fits_bf16(b.recipe) or _core.cpu_info()["backend"] not in ("avx512_bf16", "amx"):
+        return None
+    factor = 1.0
+    if b.global_scale is not None:
+        one = b.global_scale.reshape(())
+        factor = float(1 / one if Spec.of(b.recipe).global_divides else one)  # of tensors: 1 / 0 is infinity
+        b = b._with(global_scale=torch.ones_like(b.global_scale))
+    values = _dequantize_cpu(*flatten(b), torch.bfloat16)
+    rows = a.reshape(-1, a.shape[-1])
+    # With beta = 0 the first operand counts for nothing; alpha multiplies before the one rounding.
+    product = torch.addmm(values.new_empty(1), rows, values, beta=0, alpha=factor)
+    return product.reshape(*a.shape[:-1], b.shape[-1])
+
+
 def _matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
+    if b_key and not a_key:
+        product = _by_bf16(a[0], unflatten(b, b_key), out_dtype)
+        if product is not None:
+            return product
     left, right = _core_operand(a, a_key, "a"), _core_operand(b, b_key, "b")
     shapes = [list(one.shape if key else parts[0].shape) for one, key, parts in ((left, a_key, a), (right, b_key, b))]
     out = torch.empty(_core.matmul_shape(*shapes), dtype=out_dtype)

@@ -32,6 +32,8 @@ DTYPES = {
 NATIVE = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
+    "float8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "float8_e5m2fnuz": torch.float8_e5m2fnuz,
     "float8_e8m0fnu": torch.float8_e8m0fnu,
     "float4_e2m1fn_x2": torch.float4_e2m1fn_x2,
     "int8": torch.int8,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from breccia import layouts, verbs
+from breccia import verbs
 from breccia.autograd import block_width
 from breccia.frameworks.torch.launches import contiguous
 from breccia.frameworks.torch.tensors import raw
@@ -77,9 +77,9 @@ class TurnedWeight:
     def _turned_scale(self, columns: int) -> Any:
         scaled = self._scaled
         scale, layout = scaled.scale, scaled.layout
-        if isinstance(layout, layouts.PerTensor):
+        if layout.one_scale:
             return scale
-        block = blocks_side(scaled.recipe)
+        block = scaled.recipe.layout.block.columns
         bits = raw(scale)[::block] if self._square_blocks else raw(scale)
         turned = bits.T
         blocks = -(-columns // block)
@@ -92,17 +92,7 @@ class TurnedWeight:
 
 def turns_alike(recipe: ScalingRecipe, square_blocks: bool) -> bool:
     """Whether a matrix and its transpose have the same codes."""
-    layout = recipe.layout
-    if isinstance(layout, layouts.PerBlockMN) and layout.block_m == layout.block_n:
-        return True
-    return square_blocks or isinstance(layout, layouts.PerTensor)
-
-
-def blocks_side(recipe: ScalingRecipe) -> int:
-    """Columns that share a scale."""
-    layout: Any = recipe.layout
-    side: int = layout.block_size if isinstance(layout, layouts.PerBlockK) else layout.block_n
-    return side
+    return square_blocks or recipe.layout.block.rows == recipe.layout.block.columns
 
 
 def codes_of(scaled: ScaledTensor) -> Any:

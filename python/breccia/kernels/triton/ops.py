@@ -20,10 +20,11 @@ from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import cast_block, cast_fused, cast_nvfp4, cast_tensor
 from breccia.kernels.triton.casts.cast_both import cast_transpose_parts
 from breccia.kernels.triton.casts.cast_search import cast_search
+from breccia.kernels.triton.conversions import transpose as turning
 from breccia.kernels.triton.conversions.conversion import Source
 from breccia.kernels.triton.conversions.conversion import requantize as fused_requantize
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
-from breccia.kernels.triton.device.elements import ELEMENTS
+from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
 from breccia.kernels.triton.runtime import along_rows, empty_along_rows
 from breccia.kernels.triton.turn import contiguous_rows
@@ -265,6 +266,8 @@ def requantize_parts(scaled: ScaledTensor, recipe: Any) -> list[torch.Tensor]:
     shapes = _core.plan_cast(list(scaled.shape), _spec(recipe))
     if 0 in scaled.shape:
         return [part.contiguous() for part in cast_parts(dequantize(scaled).contiguous(), recipe)]
+    if not recipes.decodes(scaled):
+        return tensors.whole_array_requantize(scaled, recipe)
     plan, op = recipes.plan(recipe), recipes.operand(scaled)
     batches, rows, _ = _matrices(op)
     tiled = plan.kind == "block" and not (batches > 1 and rows % max(1, plan.block[0]))
@@ -287,3 +290,24 @@ __all__ = [
     "rms_norm_parts",
     "silu_mul_parts",
 ]
+
+
+def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int] | None:
+    """`breccia.transpose` of a CUDA ScaledTensor with blocks of `group`, and its counts, which it waits for; None where
+    no kernel does it.
+    """
+    row = BY_FORMAT.get(scaled.recipe.element)
+    rows, columns = scaled.shape
+    if row is None or not turning.takes(row, group) or rows % group:
+        return None  # the core refuses what does not suit
+    codes, scale = contiguous_rows(scaled.data.view(torch.uint8)), scaled.scale.view(torch.uint8)
+    if not row.has_nan and bool((scale == 255).any()):
+        return None
+    made = turning.transpose(codes, scale, row.name, group)
+    parts = [
+        made.codes.view(tensors.data_dtype(scaled.recipe.element)),
+        made.scale.view(tensors.NATIVE["float8_e8m0fnu"]),
+    ]
+    counts = [0, 0] if made.counts is None else made.counts.tolist()
+    turned = tensors.parts_to_tensor(parts, (columns, rows), scaled.recipe, scaled.original_dtype)
+    return turned, counts[0], counts[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from breccia.gpu import GpuInfo
+from breccia.device import GpuInfo
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.ops import float_dtype
 from breccia.kernels.triton.products import paths

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 
 from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS
+from breccia.layouts import Layout
 from breccia.recipes import Choices, choices, global_divides, scale_format
-from breccia.value.slicing import blocks_of
+from breccia.value.form import axis_of
 
 _SCALES = {None: "float", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}  # what kernels call a scale's codes
 _TORCH_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def decodes(scaled: Any) -> bool:
-    """Whether the kernels know the element format of a ScaledTensor."""
-    return scaled.recipe.element in BY_FORMAT
+    """Whether the kernels know what codes of a ScaledTensor stand for."""
+    return scaled.recipe.element in BY_FORMAT and not choices(scaled.recipe).expanded
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ def plan(recipe: Any) -> Plan:
     if row is None or global_divides(recipe):
         return Plan("core", element)
     chosen = choices(recipe)
-    made = _plain(chosen, element, blocks_of(recipe.layout))
+    if chosen.expanded:
+        return Plan("core", element)
+    made = _plain(chosen, element, recipe.layout.block)
     if not chosen.has_zero_point and not chosen.searches:
         return made
     if made.kind not in ("block", "nvfp4") or made.block[0] != 1 or made.block[1] not in (16, 32, 64, 128):
@@ -87,14 +90,14 @@ def _holds(source: Any, target: Any) -> bool:
     return bool(target.element == "float8_e4m3fn" and source.element.startswith(("float4", "float6")))
 
 
-def _refines(source: Any, target: Any) -> bool:
+def _refines(source: Layout, target: Layout) -> bool:
     """Whether every block of one layout lies in one block of the other."""
-    if source.name == "per_tensor":
+    if source.one_scale:
         return True
-    if source.axis != -1:
+    if axis_of(source) != -1:
         return False
-    (m, n), (tm, tn) = blocks_of(source), blocks_of(target)
-    if source.name == "per_channel":
+    (m, n), (tm, tn) = source.block, target.block
+    if source.block == (1, 0):
         return tm == 1
     return tn > 0 and m % tm == 0 and n % tn == 0
 
@@ -126,7 +129,8 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
         TypeError: no kernel decodes the element format.
     """
     if not decodes(scaled):
-        raise TypeError(f"no GPU kernel decodes {scaled.recipe.element}: move the tensor to the CPU with .to('cpu')")
+        what = scaled.recipe.element + (" in groups with exponents" if choices(scaled.recipe).expanded else "")
+        raise TypeError(f"no GPU kernel decodes {what}: move the tensor to the CPU with .to('cpu')")
     transposed = scaled.layout.axis == -2
     source = scaled.mT if transposed else scaled
     recipe, layout = source.recipe, source.layout
@@ -148,7 +152,7 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
         scale,
         BY_FORMAT[recipe.element].name,
         sfmt,
-        blocks_of(layout),
+        layout.block,
         source.is_packed,
         source.zero_point,
         global_scale,

@@ -13,7 +13,16 @@ from breccia.kernels.whole_array import exact_two_level
 from breccia.kernels.whole_array import values as values_of
 from breccia.kernels.whole_array.exact import common_scales, kept
 from breccia.kernels.whole_array.namespace import ABS_MASK, Namespace
-from breccia.kernels.whole_array.quantize import AXES, Grid, Parts, assemble, best_scale, choose, encode_blocks
+from breccia.kernels.whole_array.quantize import (
+    AXES,
+    Grid,
+    Parts,
+    assemble,
+    best_scale,
+    choose,
+    encode_blocks,
+    expanded,
+)
 from breccia.kernels.whole_array.quantize import cast as fresh_cast
 from breccia.kernels.whole_array.rules import stats_of
 from breccia.kernels.whole_array.spec import Spec
@@ -50,6 +59,8 @@ def requantize(xp: Namespace, scaled: ScaledTensor, recipe: ScalingRecipe, raw: 
         good = good & ~taken
         exact = choose(xp, good, stored, exact)
         taken = taken | good
+    if spec.expanded:
+        return expanded(xp, blocks, grid, spec, stats, exact, taken)
     # A block with an exact scale is divided by it, whatever the recipe's rule does.
     codes = xp.where(
         taken,

@@ -28,7 +28,8 @@ def encode(xp: Namespace, x: Any, element: Element, zero_point: Any = None, unif
     binade = (exponent - element.min_exponent_bits) >> (23 - element.mantissa_bits)
     bits = xp.bits(x)
     sign = (bits >> (32 - element.bits)) & element.sign_mask
-    code = (significand + binade) | sign
+    code = significand + binade
+    code = xp.where(code == 0, code, code | sign) if element.has_one_zero else code | sign
     if not element.has_nan:
         return code
     return xp.where((bits & ABS_MASK) > INFINITY_BITS, sign | element.nan_code, code)

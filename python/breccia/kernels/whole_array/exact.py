@@ -14,7 +14,12 @@ from breccia.kernels.whole_array.spec import Element, Spec
 
 _AXES = (2, 4)  # of a block, in a Grid's five axes
 _TOLERANCE = 1.0 / 512  # of fractions whose denominators are at most 255
-_SIGNIFICANDS = {1: (2, 3), 2: (4, 6, 5, 7), 3: (8, 12, 10, 14, 9, 11, 13, 15)}  # in the order of their odd parts
+_SIGNIFICANDS = {  # in the order of their odd parts
+    1: (2, 3),
+    2: (4, 6, 5, 7),
+    3: (8, 12, 10, 14, 9, 11, 13, 15),
+    4: (16, 24, 20, 28, 18, 22, 26, 30, 17, 19, 21, 23, 25, 27, 29, 31),
+}
 
 
 def stored_exactly(xp: Namespace, scale: Any, spec: Spec) -> tuple[Scale, Any]:
@@ -50,7 +55,7 @@ def loses_nothing(xp: Namespace, blocks: Any, scale: Scale, element: Element) ->
     if scale.zero_point is not None:
         values = values - scale.zero_point
     values = values * scale.decoded
-    different = blocks != values if element.is_integer else xp.bits(blocks) != xp.bits(values)
+    different = blocks != values if element.has_one_zero else xp.bits(blocks) != xp.bits(values)
     return ~xp.any(different, _AXES)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.kernels.whole_array.encode import encode, squared_errors
+from breccia.kernels.whole_array.expansion import expand
 from breccia.kernels.whole_array.namespace import Namespace
 from breccia.kernels.whole_array.random import hadamard, uniform_of
 from breccia.kernels.whole_array.rules import (
@@ -60,6 +61,8 @@ class Grid:
             self.block = (layout.block_m, layout.block_n)
         self.stored_rows = self.block[0]  # that one stored scale is for
         if square:
+            if Spec.of(recipe).expanded:
+                raise ValueError(f"square_blocks needs a recipe without exponents, got {type(recipe).__name__}")
             if self.whole or layout.kind == "PerChannel" or self.block[0] != 1:
                 raise ValueError(
                     f"square_blocks needs a recipe whose blocks lie along rows, got {type(recipe).__name__}"
@@ -108,8 +111,28 @@ def cast(xp: Namespace, x: Any, recipe: ScalingRecipe, options: CastOptions) -> 
     draws = None
     if options.rounding == "stochastic":
         draws = grid.split(xp, uniform_of(xp, options.seed, grid.shape, options.offset, x))
+    if spec.expanded:
+        return expanded(xp, blocks, grid, spec, stats, scale, draws=draws)
     codes = encode_blocks(xp, blocks, spec, stats, scale, draws)
     return assemble(xp, codes, grid, spec, stats, scale, level)
+
+
+def expanded(
+    xp: Namespace,
+    blocks: Any,
+    grid: Grid,
+    spec: Spec,
+    stats: Stats,
+    scale: Scale,
+    plain: Any = False,
+    draws: Any = None,
+) -> Parts:
+    """A cast to groups with exponents, which are 1 where ``plain``."""
+    exponent, powers = expand(xp, blocks, stats, spec.element)
+    exponent = xp.where(plain | (exponent == 1), exponent * 0 + 1, exponent)
+    scaled = xp.where(exponent == 1, scaled_values(xp, blocks, spec, scale), powers)
+    made = assemble(xp, encode_scaled(xp, blocks, scaled, spec, stats, scale, draws), grid, spec, stats, scale, None)
+    return made._replace(zero_point=grid.per_block(xp, exponent, "zero_point"))
 
 
 def _amax(xp: Namespace, x: Any, options: CastOptions) -> Any:
@@ -162,7 +185,13 @@ def scaled_values(xp: Namespace, x: Any, spec: Spec, scale: Scale) -> Any:
 
 def encode_blocks(xp: Namespace, blocks: Any, spec: Spec, stats: Stats, scale: Scale, draws: Any = None) -> Any:
     """int32 codes made with the chosen scales."""
-    scaled = scaled_values(xp, blocks, spec, scale)
+    return encode_scaled(xp, blocks, scaled_values(xp, blocks, spec, scale), spec, stats, scale, draws)
+
+
+def encode_scaled(
+    xp: Namespace, blocks: Any, scaled: Any, spec: Spec, stats: Stats, scale: Scale, draws: Any = None
+) -> Any:
+    """The same of values that are multiples of the scales."""
     if spec.element.has_nan:  # the sign of a NaN is the input's, whatever the arithmetic makes of it
         scaled = xp.where(blocks != blocks, blocks, scaled)  # noqa: PLR0124
     codes = encode(xp, scaled, spec.element, scale.zero_point, draws)
@@ -193,15 +222,7 @@ def pack(xp: Namespace, codes: Any) -> Any:
     return (pairs[..., 0] & 15) | (pairs[..., 1] << 4)
 
 
-def best_scale(
-    xp: Namespace,
-    blocks: Any,
-    grid: Grid,
-    spec: Spec,
-    stats: Stats,
-    level: Global | None,
-    in_tiles: bool = False,
-) -> Scale:
+def best_scale(xp: Namespace, blocks: Any, grid: Grid, spec: Spec, stats: Stats, level: Global | None) -> Scale:
     """The rule's scale, or with a search the first of least squared error."""
     best = scale_of(xp, stats, spec, level)
     if not spec.search:
@@ -215,7 +236,7 @@ def best_scale(
     def error_of(scale: Scale) -> Any:
         scaled = scaled_values(xp, blocks, spec, scale)
         errors = squared_errors(xp, blocks * unit, scaled, spec.element, scale.decoded * unit, scale.zero_point)
-        return _total(xp, errors, grid, in_tiles)
+        return _total(xp, errors, grid)
 
     least = error_of(best)
     for candidate in range(1, candidates(spec)):
@@ -236,11 +257,11 @@ def choose(xp: Namespace, condition: Any, a: Scale, b: Scale) -> Scale:
     )
 
 
-def _total(xp: Namespace, errors: Any, grid: Grid, in_tiles: bool) -> Any:
+def _total(xp: Namespace, errors: Any, grid: Grid) -> Any:
     """Sums per block in the core's order of addition: see squared_error and Quantizer in the core."""
     m, n = grid.block
     whole_bytes = grid.plan["data"][0][-1] == grid.shape[-1] or n % 2 == 0
-    one_run = m == 1 and n <= 2 * _PIECE and whole_bytes and not grid.whole and not in_tiles
+    one_run = m == 1 and n <= 2 * _PIECE and whole_bytes and not grid.whole
     piece = n if one_run else _PIECE
     totals = []
     for row in range(1 if grid.whole else m):
@@ -295,11 +316,10 @@ def _empty(xp: Namespace, x: Any, grid: Grid, spec: Spec, amax: Any) -> Parts:
         count = math.prod(shape)
         return (value if value.shape[0] == count else xp.take(value, xp.arange(count, x) * 0)).reshape(shape)
 
+    second = stats.amax * 0 + 1 if spec.expanded else scale.zero_point
     return Parts(
         xp.astype(x, "uint8").reshape(tuple(grid.plan["data"][0])),
         spread(stored, "scale"),
-        None
-        if scale.zero_point is None
-        else spread(xp.astype(scale.zero_point, grid.plan["zero_point"][1]), "zero_point"),
+        None if second is None else spread(xp.astype(second, grid.plan["zero_point"][1]), "zero_point"),
         _stored_level(level, spec),
     )

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from breccia.kernels.whole_array.namespace import Namespace, wrapped
 
 _STREAM = {"rounding": 0x9E3779B9, "signs": 0x7F4A7C15}
@@ -33,6 +35,13 @@ def _random_bits(xp: Namespace, seed: Any, positions: Any, stream: str, like: An
     key, high = (xp.integer(wrapped(x) if isinstance(x, int) else x, like).reshape(1) for x in (low, high))
     key = _mix(key + wrapped(_STREAM[stream]))
     return _mix(_mix(positions ^ key) + _mix(high ^ key))
+
+
+def key_words(seed: int) -> tuple[int, int]:
+    """The words of `RandomKey` (cpp/src/contract/random.hpp) for rounding, as int32."""
+    low, high = (np.array([wrapped(x)], np.int32) for x in (seed, seed >> 32))
+    key = _mix(low + wrapped(_STREAM["rounding"]))
+    return int(key[0]), int(_mix(high ^ key)[0])
 
 
 def uniform(xp: Namespace, seed: Any, n: int, like: Any) -> Any:

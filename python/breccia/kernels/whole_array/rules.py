@@ -136,6 +136,19 @@ def exponent_scale(xp: Namespace, code: Any, rounds_up: bool) -> Scale:
     return Scale(code, decoded, xp.where(code == 0, at_zero, xp.floats((254 - code) << 23)))
 
 
+def e4m3_scale(xp: Namespace, code: Any, spec: Spec, level: Global | None) -> Scale:
+    """E4M3 codes of NVFP4 as int32, and what values of their blocks are multiplied by."""
+    decoded = xp.take(decode_table(xp, "float8_e4m3fn", code), code)
+    one, largest = (xp.constant(number, "float32", decoded) for number in (1.0, FLOAT32_MAX))
+    if level is None:
+        return Scale(code, decoded, xp.minimum(xp.divide(one, decoded), largest))
+    if spec.rule == "nvfp4_torchao":
+        factor = xp.divide(xp.divide(one, level.scale), decoded)
+    else:
+        factor = xp.divide(one, decoded * xp.divide(one, level.encode))
+    return Scale(code, decoded * level.scale, xp.minimum(factor, largest))
+
+
 def round_up_to_e8m0(xp: Namespace, x: Any) -> Any:
     bits = xp.bits(x)
     code = (bits + 0x007F_FFFF) >> 23
@@ -178,15 +191,7 @@ def _nvfp4_scale(xp: Namespace, amax: Any, spec: Spec, level: Global | None, can
     code = encode(xp, b, Element.of("float8_e4m3fn"))
     moved = code + _E4M3_OFFSETS[candidate]
     code = xp.where((moved < (8 if clamps else 1)) | (moved > 0x7E), code, moved)
-    decoded = xp.take(decode_table(xp, "float8_e4m3fn", amax), code)
-    one, largest = value(1.0), value(FLOAT32_MAX)
-    if level is None:
-        return Scale(code, decoded, xp.minimum(xp.divide(one, decoded), largest))
-    if clamps:
-        return Scale(code, decoded * level.scale, xp.minimum(xp.divide(xp.divide(one, level.scale), decoded), largest))
-    return Scale(
-        code, decoded * level.scale, xp.minimum(xp.divide(one, decoded * xp.divide(one, level.encode)), largest)
-    )
+    return e4m3_scale(xp, code, spec, level)
 
 
 def _float_scale(xp: Namespace, stats: Stats, spec: Spec, candidate: int) -> Scale:

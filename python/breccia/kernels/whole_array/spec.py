@@ -15,6 +15,7 @@ from breccia.recipes import ScalingRecipe, _spec
 _RULES = {
     "transformer_engine": "nvfp4_te",
     "torchao": "nvfp4_torchao",
+    "expanded": "divide",
     **{rounding: f"mx_{rounding}" for rounding in ("rceil", "floor", "ceil", "even")},
 }
 
@@ -40,6 +41,7 @@ class Element:
     max_code: int
     nan_code: int
     sign_mask: int
+    has_one_zero: bool  # whose sign no code has
 
     @classmethod
     @functools.cache
@@ -62,6 +64,7 @@ class Element:
             max_code=int(np.nonzero(values == np.float32(info.max))[0][0]) if info.max in values else 0,
             nan_code=int(formats.encode(np.full(1, np.nan), name)[0]),
             sign_mask=1 << (info.bits - 1),
+            has_one_zero=len(np.unique(formats.encode(np.array([0.0, -0.0]), name))) == 1,
         )
 
 
@@ -77,6 +80,7 @@ class Spec:
     global_divides: bool
     ragged: bool
     margin: float
+    expanded: bool  # groups have exponents
     multiply: bool  # whether codes are made by multiplying with the factor, or by dividing
 
     @classmethod
@@ -93,5 +97,6 @@ class Spec:
             global_divides=core.global_divides,
             ragged=chosen.rows > 1,
             margin=2.0 ** max(-126, min(126, chosen.margin)),
+            expanded=chosen.rule == "expanded",
             multiply=rule not in ("divide", "asymmetric"),
         )

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from breccia.kernels.whole_array.expansion import contract
 from breccia.kernels.whole_array.namespace import Namespace
 from breccia.kernels.whole_array.rules import decode_table
+from breccia.kernels.whole_array.spec import Element
 from breccia.layouts import Layout
 from breccia.layouts import _spec as _layout_spec
-from breccia.recipes import global_divides, scale_format
+from breccia.recipes import choices, global_divides, scale_format
 from breccia.scaled_tensor import ScaledTensor
 
 
@@ -20,6 +22,9 @@ def dequantize(xp: Namespace, scaled: ScaledTensor, raw: Any) -> Any:
     """float32 values in the logical shape. ``raw(array)`` is the array with codes as uint8."""
     scale, zero_point = scales(xp, scaled, raw), zero_points(xp, scaled)
     values = xp.take(decode_table(xp, scaled.recipe.element, scaled.data), codes(xp, scaled, raw))
+    if zero_point is not None and choices(scaled.recipe).expanded:
+        exponent, scale = spread(xp, zero_point, scaled), spread(xp, scale, scaled)
+        return contract(xp, values, scale, exponent, Element.of(scaled.recipe.element))
     if zero_point is not None:
         values = values - spread(xp, zero_point, scaled)
     return values * spread(xp, scale, scaled)
@@ -68,7 +73,7 @@ def zero_points(xp: Namespace, scaled: ScaledTensor) -> Any:
 
 def spread(xp: Namespace, values: Any, scaled: ScaledTensor) -> Any:
     """Per-block values as an array that broadcasts against the logical shape."""
-    if math.prod(values.shape) == 1 and scaled.layout.name == "per_tensor":
+    if math.prod(values.shape) == 1 and scaled.layout.one_scale:
         return values.reshape(())
     axis: int = scaled.layout.axis
     if len(values.shape) < len(scaled.shape):  # one per row, without the constant axis
@@ -95,14 +100,12 @@ def block_sizes(layout: Layout) -> list[tuple[int, int]]:
 def saturation(xp: Namespace, scaled: ScaledTensor, raw: Any) -> tuple[Any, Any]:
     """The least and greatest values that do not saturate, to broadcast against the logical shape: beyond them a
     value would round to a code the format does not have."""
-    from breccia.kernels.whole_array.spec import Element
-
     element = Element.of(scaled.recipe.element)
     # Half a unit in the last place past the largest code.
     half = 0.5 if element.is_integer else 2.0 ** (element.max_exponent - element.mantissa_bits - 1)
     low, high = element.lowest - half, element.max + half
     scale, zero_point = spread(xp, scales(xp, scaled, raw), scaled), zero_points(xp, scaled)
-    if zero_point is not None:
+    if zero_point is not None and not choices(scaled.recipe).expanded:
         zero = spread(xp, zero_point, scaled)
         ends = (low - zero) * scale, (high - zero) * scale
     else:

@@ -117,26 +117,21 @@ def _activations(part: Any) -> Activations | None:
         return None
     levels = _levels(part)
     last = levels[-1]
-    per = _per(last)
+    per = _known(last, "qscheme", _PER)
     two = len(levels) > 1
     when = "local" if two else "dynamic" if last.get("is_dynamic") else "static"
     scale = "float8_e4m3fn" if two else "float8_e8m0fnu" if last.get("scale_format") == "e8m0" else "float32"
     size = number(last.get("group_size"), "quark: group_size") if per == "group" else None
-    return Activations(_element(last), per, when, size, last.get("symmetric", True) is not False, scale)
+    element = _known(last, "dtype", _ELEMENTS)
+    return Activations(element, per, when, size, last.get("symmetric", True) is not False, scale)
 
 
-def _per(part: Mapping[str, Any]) -> str:
-    how = str(part.get("qscheme"))
-    if how not in _PER:
-        raise ValueError(f"quark: qscheme must be one of {', '.join(_PER)}, got {how[:80]!r}")
-    return _PER[how]
-
-
-def _element(part: Mapping[str, Any]) -> str:
-    dtype = str(part.get("dtype"))
-    if dtype not in _ELEMENTS:
-        raise ValueError(f"quark: dtype must be one of {', '.join(_ELEMENTS)}, got {dtype[:80]!r}")
-    return _ELEMENTS[dtype]
+def _known(part: Mapping[str, Any], key: str, table: Mapping[str, str]) -> str:
+    """What one of quark's words means."""
+    word = str(part.get(key))
+    if word not in table:
+        raise ValueError(f"quark: {key} must be one of {', '.join(table)}, got {word[:80]!r}")
+    return table[word]
 
 
 def _cache(told: Mapping[str, Any]) -> KVCache | None:
@@ -146,5 +141,9 @@ def _cache(told: Mapping[str, Any]) -> KVCache | None:
         outputs = mapping(part, "quark: kv_cache_quant_config").get("output_tensors")
         if outputs is not None:
             last = _levels(outputs)[-1]
-            return KVCache(_element(last), _per(last), "dynamic" if last.get("is_dynamic") else "static")
+            return KVCache(
+                _known(last, "dtype", _ELEMENTS),
+                _known(last, "qscheme", _PER),
+                "dynamic" if last.get("is_dynamic") else "static",
+            )
     return None

@@ -40,6 +40,11 @@ class Element:
         return int(np.frexp(self.max)[1]) - 1
 
     @property
+    def smallest(self) -> float:
+        """The smallest value above zero."""
+        return 1.0 if self.is_integer else 2.0 ** (self.emin - self.mantissa)
+
+    @property
     def has_nan(self) -> bool:
         return self.nan != 0
 

@@ -4,6 +4,7 @@ tensor, row or block, any shape."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from breccia.kernels.triton.products.add_parts import add_parts
 from breccia.kernels.triton.products.code_sums import code_sums
-from breccia.kernels.triton.products.configs import Tile, dense_tile, experts_tile, fp8_tile
+from breccia.kernels.triton.products.configs import LARGE, Tile, dense_tile, experts_tile, fp8_tile
 from breccia.kernels.triton.products.hopper_dense import dense_kernel
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
 from breccia.kernels.triton.runtime import constant, launch
@@ -126,6 +127,29 @@ def experts_matmul(
     return out
 
 
+def experts_gradient(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    offsets: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """FP8 a (M, K) times b (N, K) transposed for each expert of its own part of K, offsets[e] to offsets[e + 1], which
+    are multiples of 128: (E, M, N).
+
+    a_scale is (M/128, K/128), b_scale (N/128, K/128), float32; M and K are multiples of 128, N is one of 8.
+    """
+    experts, m, n = offsets.shape[0] - 1, a.shape[0], b.shape[0]
+    out = torch.empty((experts, m, n), dtype=out_dtype, device=a.device)
+    if out.numel():
+        tile = replace(LARGE["block"] if tile is None else tile, parts=experts)
+        sides = [_block_scales(a_scale, m, True), _block_scales(b_scale, n, True)]
+        _launch(k_major(a), k_major(b), sides, out, tile, False, 0, offsets=offsets, own_k=True)
+    return out
+
+
 def _launch(
     rows: torch.Tensor,
     cols: torch.Tensor,
@@ -139,6 +163,7 @@ def _launch(
     totals: list[torch.Tensor | None] | None = None,
     offsets: torch.Tensor | None = None,
     experts: int = 0,
+    own_k: bool = False,
 ) -> None:
     """The kernel: `rows` and `cols` are its sides, `made` (M, N) or a part of K each (parts, M, N)."""
     zeros, totals = zeros or [None, None], totals or [None, None]
@@ -154,7 +179,7 @@ def _launch(
         descriptor(rows, [tile.rows, 128 // size], CODES[size]),
         descriptor(cols, [tile.cols, 128 // size], CODES[size]),
         *_scale_descriptors(sides, tile, device),
-        _out_descriptor(made, tile, tma_store),
+        _out_descriptor(made.flatten(0, -2), tile, tma_store),
         made,
         sides[0].scale,
         sides[1].scale,
@@ -186,6 +211,7 @@ def _launch(
         PAIRS=tile.pairs and not fast,
         EXPERTS=experts,
         EP=triton.next_power_of_2(experts + 1),
+        OWN_K=own_k,
         num_warps=4,
         maxnreg=tile.maxnreg,
         launch_pdl=True,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.ops import dequantize, float_dtype
 from breccia.kernels.triton.products import pairs, paths
-from breccia.kernels.triton.products.paths import Fp8, Integers, Product
+from breccia.kernels.triton.products.product import Fp8, Integers, Product
 from breccia.scaled_tensor import ScaledTensor
 
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -43,8 +44,8 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = "float32", fast_ac
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dtype: Any = None) -> torch.Tensor:
     """Rows offsets[e] to offsets[e + 1] of x (T, K) times expert e's weight w_stack (E, N, K)[e] transposed.
 
-    x is bf16/fp16, or FP8 with scales per 1 x 128. `offsets` (E + 1, integers, on the device) is never read on the
-    host; rows past its last entry are zero.
+    x is bf16/fp16, or FP8 with scales per 1 x 128, floats or powers of two. `offsets` (E + 1, integers, on the device)
+    is never read on the host; rows past its last entry are zero.
     """
     w = recipes.operand(w_stack, exact=False)
     experts = w.shape[0] if len(w.shape) == 3 else 0
@@ -62,14 +63,20 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     if isinstance(x, ScaledTensor):
         op = recipes.operand(x)
         fp8 = op.element in FP8 and w.element in FP8 and op.block == (1, 128) and w.block[1] == 128
-        if fp8 and op.sfmt == w.sfmt == "float":
+        if fp8 and {op.sfmt, w.sfmt} <= {"float", "e8m0"}:
             codes = w.codes.view(FP8[w.element])
-            product.fp8 = Fp8(op.codes.view(FP8[op.element]), codes, op.scale.float(), w.scale, True)
+            product.w = w = replace(w, scale=_numbers(w), sfmt="float")
+            product.fp8 = Fp8(op.codes.view(FP8[op.element]), codes, _numbers(op).float(), w.scale, True)
         else:
             rows = dequantize(x, "bfloat16")
     if product.fp8 is None:
         product.rows = rows if rows.dtype in (torch.bfloat16, torch.float16) else rows.to(torch.bfloat16)
     return paths.run(product)
+
+
+def _numbers(op: recipes.Operand) -> torch.Tensor:
+    """Scales as floats, strides kept: of codes float32."""
+    return op.scale if op.sfmt == "float" else op.scale.view(torch.float8_e8m0fnu).float()
 
 
 def _known(operand: Any) -> Any:

@@ -153,7 +153,7 @@ def add_pairs(
 ):  # fmt: skip
     """Sums slices begin, begin + 1, ... while two are left: one is multiplied while the other is added. `acc` and
     `zero` are zero. Returns (sum, stage, phase, first slice not added)."""
-    last = end - 1 if p.EXPERTS == 0 else gl.maximum(end - 1, 0)  # there may be none
+    last = end - 1 if p.EXPERTS == 0 and not p.OWN_K else gl.maximum(end - 1, 0)  # there may be none
     PER: gl.constexpr = SCALED_K // p.row_bufs.shape[2]
     RS: gl.constexpr = p.ROW_SCALE
     CS: gl.constexpr = p.COL_SCALE
@@ -297,7 +297,7 @@ def dense_kernel(
     ROW_ZERO: gl.constexpr, COL_ZERO: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
     SWAP: gl.constexpr, TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr,
     OUT_BUFS: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, PAIRS: gl.constexpr, EXPERTS: gl.constexpr,
-    EP: gl.constexpr,
+    EP: gl.constexpr, OWN_K: gl.constexpr,
 ):  # fmt: skip
     gdc_launch_dependents()
     BM: gl.constexpr = row_desc.block_type.shape[0]
@@ -325,6 +325,8 @@ def dense_kernel(
         gdc_wait()  # for the offsets
         gl.static_assert(not SWAP and PARTS == 1)
         all_tiles = count_tiles(offset_ptr, gl.to_tensor(R), col_tiles, BM, EXPERTS, EP)
+    if OWN_K:
+        gdc_wait()  # for the offsets, too
     p = Product(  # integers that are one come as constants
         row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr,
         row_zero_ptr, col_zero_ptr, row_total_ptr, col_total_ptr, bias_ptr, offset_ptr, row_bufs, col_bufs,
@@ -332,7 +334,7 @@ def dense_kernel(
         gl.to_tensor(out_stride), gl.to_tensor(part_stride), gl.to_tensor(row_scale_stride),
         gl.to_tensor(col_scale_stride), gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(k_tiles),
         all_tiles, ROW_SCALE, COL_SCALE, ROW_ZERO, COL_ZERO, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES,
-        OUT_BUFS, GROUP, PARTS, PAIRS, EXPERTS,
+        OUT_BUFS, GROUP, PARTS, PAIRS, EXPERTS, OWN_K,
     )  # fmt: skip
     if CONSUMERS == 2:
         gl.warp_specialize([(consumer, (p, 0)), (consumer, (p, 1)), (producer, (p,))], [4, 1], [240, 24])

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# Device code: branches of constants stand apart from others.
-# ruff: noqa: SIM114
 """How a tile of the Hopper kernel of dense operands ends: its scales, its bias and its way to memory. p is the
 `Product` of hopper_dense_product."""
 
@@ -39,7 +37,7 @@ def load_ending(p, row0, col0, layout: gl.constexpr):
 @gluon.jit
 def store_tile(p, acc, row0, col0, row_end, whole, part, out_buf, row_scale, col_scale, bias):
     """Zero points, scales per tensor (EPILOGUE 1) or per row and column (2), bias along the output's columns, then the
-    store, of rows before row_end; of experts by TMA where `whole` says that all are."""
+    store, of rows before row_end; of experts by TMA where `whole` says that all are, as rows of others follow."""
     layout: gl.constexpr = acc.type.layout
     rows = row0 + gl.arange(0, acc.type.shape[0], layout=gl.SliceLayout(1, layout))
     cols = col0 + gl.arange(0, acc.type.shape[1], layout=gl.SliceLayout(0, layout))
@@ -65,10 +63,10 @@ def store_tile(p, acc, row0, col0, row_end, whole, part, out_buf, row_scale, col
         else:
             acc += gl.expand_dims(gl.convert_layout(bias, gl.SliceLayout(0, layout)), 0)
     if p.TMA_STORE:
-        if p.EXPERTS == 0:
+        if p.EXPERTS == 0 and not p.OWN_K:
             store_by_tma(p, acc, row0, col0, out_buf)
         elif whole:
-            store_by_tma(p, acc, row0, col0, out_buf)
+            store_by_tma(p, acc, row0 + part * p.R if p.OWN_K else row0, col0, out_buf)
         else:
             store_inside(p, acc, rows, cols, row_end, part)
     else:

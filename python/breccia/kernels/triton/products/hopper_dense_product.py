@@ -54,7 +54,10 @@ class Product:
     sum. SWAP: rows are the output's columns. A consumer has WAVES times 64 rows and OUT_BUFS buffers for results.
 
     With EXPERTS columns are the weights, those of all one after the other, and `offset_ptr` says which rows are whose;
-    those of none are zeros in the output. Tiles are dealt out expert by expert, all_tiles in all."""
+    those of none are zeros in the output. Tiles are dealt out expert by expert, all_tiles in all.
+
+    With OWN_K the parts of K are those of experts, which `offset_ptr` says in multiples of a slice: each is a result of
+    its own, one under the other in the output."""
 
     row_desc: tma.tensor_descriptor
     col_desc: tma.tensor_descriptor
@@ -103,6 +106,7 @@ class Product:
     PARTS: gl.constexpr
     PAIRS: gl.constexpr
     EXPERTS: gl.constexpr
+    OWN_K: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
@@ -111,6 +115,7 @@ class Product:
         row_scale_bufs, col_scale_bufs, out_bufs, ready, free, R, C, out_stride, part_stride, row_scale_stride,
         col_scale_stride, row_tiles, col_tiles, k_tiles, all_tiles, ROW_SCALE, COL_SCALE, ROW_ZERO, COL_ZERO, FAST,
         EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP, PARTS, PAIRS, EXPERTS,
+        OWN_K,
     ):  # fmt: skip
         self.row_desc, self.col_desc = row_desc, col_desc
         self.row_scale_desc, self.col_scale_desc, self.out_desc = row_scale_desc, col_scale_desc, out_desc
@@ -132,6 +137,7 @@ class Product:
         self.WAVES, self.STAGES = gl.constexpr(WAVES), gl.constexpr(STAGES)
         self.OUT_BUFS, self.GROUP = gl.constexpr(OUT_BUFS), gl.constexpr(GROUP)
         self.PARTS, self.PAIRS, self.EXPERTS = gl.constexpr(PARTS), gl.constexpr(PAIRS), gl.constexpr(EXPERTS)
+        self.OWN_K = gl.constexpr(OWN_K)
 
     @gluon.jit
     def first_expert(self):
@@ -203,6 +209,9 @@ class Product:
         """Of a part of K: (its first slice, the one after its last)."""
         if self.EXPERTS > 0:
             return 0, gl.where(expert < self.EXPERTS, self.k_tiles, 0)
+        if self.OWN_K:
+            SLICE: gl.constexpr = self.row_bufs.shape[2]
+            return self.offset(part) // SLICE, self.offset(part + 1) // SLICE
         if self.PARTS == 1:
             return 0, self.k_tiles
         length = (self.k_tiles + self.PARTS - 1) // self.PARTS

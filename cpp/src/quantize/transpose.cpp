@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "breccia/transpose.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "breccia/error.hpp"
+#include "quantize/quantizer.hpp"
+#include "runtime/ieee_arithmetic.hpp"
+#include "runtime/threads.hpp"
+#include "tensor/checks.hpp"
+
+namespace breccia::inline v0_4 {
+namespace {
+
+constexpr int nan_scale = 255;        // of E8M0
+constexpr std::int64_t run_rows = 8;  // that are turned together
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// What becomes of a code when the scale of its block grows by 2^d. The low byte is the code nearest to its value times
+// 2^-d; rounded_bit is set where that code has another value, lost_bit too where it is zero and the value was not.
+using Move = std::uint32_t;
+constexpr Move rounded_bit = 1U << 8, lost_bit = 1U << 20;  // sums of so many moves are kept apart
+constexpr std::int64_t most_moves = lost_bit / rounded_bit - 1;
+
+// The moves of a format for each d, up to one under which every code becomes zero.
+class Shifts {
+public:
+    explicit Shifts(const FormatInfo& format) {
+        const IeeeArithmetic arithmetic;
+        const int steps = static_cast<int>(std::log2(format.max / format.smallest)) + 3;
+        for (int d = 0; d < steps; ++d) moves_.push_back(moves_by(d, format));
+    }
+
+    [[nodiscard]] const Move* by(int d) const { return moves_[std::min(static_cast<std::size_t>(d), last())].data(); }
+
+private:
+    using Moves = std::array<Move, 256>;
+
+    [[nodiscard]] std::size_t last() const { return moves_.size() - 1; }
+
+    static Moves moves_by(int d, const FormatInfo& format) {
+        Moves moves{};
+        for (std::uint32_t code = 0; code < moves.size(); ++code) {
+            const float value = format.decode(static_cast<std::uint8_t>(code));
+            moves[code] = code;
+            if (d == 0 || !is_finite(value)) continue;
+            const float exact = std::ldexp(value, -d);
+            moves[code] = format.encode(exact);
+            const float found = format.decode(static_cast<std::uint8_t>(moves[code]));
+            if (found == exact) continue;
+            moves[code] += rounded_bit + (found == 0 ? lost_bit : 0);
+        }
+        return moves;
+    }
+
+    std::vector<Moves> moves_;
+};
+
+const Shifts& shifts_of(Format format) {
+    static constexpr auto makers = Codecs::map([]<Codec C>() {
+        return +[]() -> const Shifts& {
+            static const Shifts shifts(info(format_of<C>));
+            return shifts;
+        };
+    });
+    return makers[static_cast<std::size_t>(format)]();
+}
+
+// The block size g of a matrix that can be turned. Throws Error for another matrix.
+std::int64_t checked_group(const ScaledTensor& scaled) {
+    const Recipe& recipe = scaled.recipe();
+    const Layout& layout = scaled.layout();
+    const bool coded = recipe.scale == ScaleType::e8m0 && !scaled.zero_point() && !scaled.global_scale();
+    const bool floats = info(recipe.element).family == CodecFamily::minifloat && info(recipe.element).bits > 4;
+    if (scaled.shape().size() != 2 || !has_blocks_of_rows(layout) || !coded || !floats || layout != recipe.layout)
+        throw_type("scaled must be a matrix with E8M0 scales of blocks of single rows and one code to a byte, got " +
+                   std::string(recipe.name) + " of shape " + to_string(scaled.shape()));
+    if (scaled.shape()[0] % layout.block_n != 0)
+        throw_value("scaled must have a multiple of " + std::to_string(layout.block_n) +
+                    " rows, as its blocks are to run along them, got " + std::to_string(scaled.shape()[0]));
+    return layout.block_n;
+}
+
+// out[c * stride + r] = rows[r * g + c] for 8 rows of g codes.
+void turn(const std::uint8_t* rows, std::int64_t g, std::uint8_t* out, std::int64_t stride) {
+    static_assert(std::endian::native == std::endian::little);
+    std::int64_t c = 0;
+    for (; c + 8 <= g; c += 8) {
+        std::array<std::uint64_t, 8> w;
+        for (std::int64_t r = 0; r < 8; ++r) std::memcpy(&w[static_cast<std::size_t>(r)], rows + r * g + c, 8);
+        // Squares of 4, of 2 and of 1 change places across the diagonal.
+        const auto swap = [&](std::size_t distance, std::uint64_t low) {
+            for (std::size_t i = 0; i < 8; ++i) {
+                if ((i & distance) != 0) continue;
+                const std::uint64_t moved = (w[i] >> (8 * distance) ^ w[i + distance]) & low;
+                w[i] ^= moved << (8 * distance);
+                w[i + distance] ^= moved;
+            }
+        };
+        swap(4, 0x0000'0000'FFFF'FFFFU);
+        swap(2, 0x0000'FFFF'0000'FFFFU);
+        swap(1, 0x00FF'00FF'00FF'00FFU);
+        for (std::int64_t r = 0; r < 8; ++r) std::memcpy(out + (c + r) * stride, &w[static_cast<std::size_t>(r)], 8);
+    }
+    for (; c < g; ++c)
+        for (std::int64_t r = 0; r < 8; ++r) out[c * stride + r] = rows[r * g + c];
+}
+
+class Turning {
+public:
+    Turning(const ScaledTensor& scaled, std::int64_t group, const CastOutput& out)
+        : shifts_(shifts_of(scaled.recipe().element)),
+          data_(scaled.data()),
+          scale_(scaled.scale()),
+          rows_(scaled.shape()[0]),
+          group_(group),
+          blocks_(scaled.shape()[1] / group),
+          nan_code_(info(scaled.recipe().element).encode(std::numeric_limits<float>::quiet_NaN())),
+          codes_out_(out.data.as<std::uint8_t>()),
+          scales_out_(out.scale.as<std::uint8_t>()),
+          row_(static_cast<std::size_t>(run_rows * group)),
+          tile_(static_cast<std::size_t>(group * group)),
+          exponents_(static_cast<std::size_t>(group)) {}
+
+    [[nodiscard]] bool any_nan_scale() const {
+        for (std::int64_t r = 0; r < rows_; ++r)
+            for (std::int64_t b = 0; b < blocks_; ++b)
+                if (exponent(r, b) == nan_scale) return true;
+        return false;
+    }
+
+    // Rows [first, first + g) of a block column.
+    void tile(std::int64_t first, std::int64_t block) {
+        int shared = -1;
+        for (std::int64_t r = 0; r < group_; ++r) {
+            const int found = exponent(first + r, block);
+            exponents_[at(r)] = found;
+            if (found != nan_scale) shared = std::max(shared, found);
+        }
+        const std::int64_t bands = rows_ / group_;
+        for (std::int64_t c = 0; c < group_; ++c)
+            scales_out_[(block * group_ + c) * bands + first / group_] =
+                static_cast<std::uint8_t>(shared < 0 ? nan_scale : shared);
+        for (std::int64_t r = 0; r < group_; r += run_rows) {
+            const std::int64_t count = std::min(run_rows, group_ - r);
+            for (std::int64_t i = 0; i < count; ++i)
+                move_row(first + r + i, block, shared, exponents_[at(r + i)], &row_[at(i * group_)]);
+            if (count == run_rows) {
+                turn(row_.data(), group_, &tile_[at(r)], group_);
+                continue;
+            }
+            for (std::int64_t c = 0; c < group_; ++c)
+                for (std::int64_t i = 0; i < count; ++i) tile_[at(c * group_ + r + i)] = row_[at(i * group_ + c)];
+        }
+        // By way of a tile that lies together: rows of the output may be a power of two apart, and then share few lines
+        // of a cache.
+        std::uint8_t* to = codes_out_ + block * group_ * rows_ + first;
+        for (std::int64_t c = 0; c < group_; ++c) std::copy_n(&tile_[at(c * group_)], group_, to + c * rows_);
+    }
+
+    [[nodiscard]] const TransposeReport& report() const { return report_; }
+
+private:
+    [[nodiscard]] int exponent(std::int64_t row, std::int64_t block) const {
+        return scale_.as<std::uint8_t>()[row * scale_.strides[0] + block * scale_.strides[1]];
+    }
+
+    void move_row(std::int64_t row, std::int64_t block, int shared, int exponent, std::uint8_t* to) {
+        if (exponent == nan_scale) {
+            std::fill_n(to, group_, nan_code_);
+            return;
+        }
+        const std::uint8_t* from =
+            data_.as<std::uint8_t>() + row * data_.strides[0] + block * group_ * data_.strides[1];
+        const std::int64_t step = data_.strides[1];
+        if (exponent == shared && step == 1) {
+            std::copy_n(from, group_, to);
+            return;
+        }
+        const Move* moves = shifts_.by(shared - exponent);
+        for (std::int64_t begin = 0; begin < group_; begin += most_moves) {
+            Move sum = 0;
+            for (std::int64_t i = begin; i < std::min(group_, begin + most_moves); ++i) {
+                const Move move = moves[from[i * step]];
+                to[i] = static_cast<std::uint8_t>(move);
+                sum += move & ~0xFFU;
+            }
+            report_.rounded += sum >> 8 & (lost_bit / rounded_bit - 1);
+            report_.lost += sum / lost_bit;
+        }
+    }
+
+    const Shifts& shifts_;
+    const Array &data_, &scale_;
+    std::int64_t rows_, group_, blocks_;
+    std::uint8_t nan_code_;
+    std::uint8_t *codes_out_, *scales_out_;
+    std::vector<std::uint8_t> row_, tile_;
+    std::vector<int> exponents_;
+    TransposeReport report_;
+};
+
+}  // namespace
+
+Shape transpose_shape(const ScaledTensor& scaled) {
+    checked_group(scaled);
+    return {scaled.shape()[1], scaled.shape()[0]};
+}
+
+TransposeReport transpose_into(const ScaledTensor& scaled, const CastOutput& out) {
+    check_memory(scaled, "scaled");
+    const std::int64_t group = checked_group(scaled), rows = scaled.shape()[0], columns = scaled.shape()[1];
+    const FormatInfo& element = info(scaled.recipe().element);
+    check_output(out, plan_cast(transpose_shape(scaled), scaled.recipe()), scaled.recipe());
+    check_no_overlap(out, scaled);
+    if (rows == 0 || columns == 0) return {};
+    if (!element.has_nan && Turning(scaled, group, out).any_nan_scale())
+        throw_value("scaled must have scales that are numbers, as " + std::string(element.name) +
+                    " has no code for NaN");
+    const std::int64_t bands = rows / group, tiles = bands * (columns / group);
+    std::atomic<std::int64_t> rounded = 0, lost = 0;
+    parallel_for(tiles, std::max<std::int64_t>(1, parallel_grain / (group * group)),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     Turning turning(scaled, group, out);
+                     for (std::int64_t i = begin; i < end; ++i) turning.tile(i % bands * group, i / bands);
+                     rounded += turning.report().rounded;
+                     lost += turning.report().lost;
+                 });
+    return {rounded, lost};
+}
+
+ScaledTensor transpose(const ScaledTensor& scaled, TransposeReport* report) {
+    const Shape shape = transpose_shape(scaled);
+    CastOutput out = allocate(plan_cast(shape, scaled.recipe()));
+    const TransposeReport found = transpose_into(scaled, out);
+    if (report != nullptr) *report = found;
+    return assemble(std::move(out), scaled.recipe(), shape, scaled.original_dtype());
+}
+
+}  // namespace breccia::inline v0_4

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes of less than a byte in bytes and in 32-bit words, from the low bit on, as formats of others store them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breccia.bridges.checks import StoredTypeError
+from breccia.bridges.common import Array, as_numpy, codes
+from breccia.scaled_tensor import ScaledTensor
+
+
+def word_matrix(x: Any, argument: str) -> NDArray[np.uint32]:
+    """32-bit words as the core reads them.
+
+    Raises:
+        TypeError: its items are not 32-bit integers.
+    """
+    array = as_numpy(x, argument)
+    if array.dtype.kind not in "iu" or array.dtype.itemsize != 4:
+        raise StoredTypeError(f"{argument} must be an int32 or uint32 array, got dtype {array.dtype}")
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).view("<u4")
+
+
+def words(x: Any, argument: str) -> Array:
+    """An array of 32-bit words as little-endian bytes, four per word along the last axis.
+
+    Raises:
+        TypeError: its items are not 32-bit integers.
+    """
+    return word_matrix(x, argument).view(np.uint8)
+
+
+def from_words(packed: Array, dtype: str = "<i4") -> Array:
+    """The inverse of `words`: rows are filled up with zeros to whole words."""
+    missing = -packed.shape[-1] % 4
+    if missing:
+        packed = np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, missing)])
+    return np.ascontiguousarray(packed).view(dtype)
+
+
+def unpack_nibbles(packed: Array, n: int) -> Array:
+    """``n`` codes per row, one per byte."""
+    both = np.stack([packed & 15, packed >> 4], axis=-1)
+    return both.reshape(*packed.shape[:-1], -1)[..., :n]
+
+
+def unpack_bits(packed: Array, bits: int) -> Array:
+    """Codes of ``bits`` bits, one after another from the low bit of the first byte on, one per byte."""
+    stream = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
+    padded = np.zeros((*stream.shape[:-1], 8), np.uint8)
+    padded[..., :bits] = stream
+    return np.packbits(padded, axis=-1, bitorder="little")[..., 0]
+
+
+def unpack_sixes(packed: Array) -> Array:
+    """Codes of 6 bits, one per byte, of which four share three bytes, from the low bit on."""
+    b = packed.reshape(*packed.shape[:-1], -1, 3).astype(np.uint32)
+    word = b[..., 0] | b[..., 1] << 8 | b[..., 2] << 16
+    codes6 = np.stack([word >> shift & 0x3F for shift in (0, 6, 12, 18)], axis=-1)
+    return codes6.astype(np.uint8).reshape(*packed.shape[:-1], -1)
+
+
+def pack_sixes(values: Array) -> Array:
+    """The inverse of `unpack_sixes`."""
+    c = values.reshape(*values.shape[:-1], -1, 4).astype(np.uint32)
+    word = c[..., 0] | c[..., 1] << 6 | c[..., 2] << 12 | c[..., 3] << 18
+    packed = np.stack([word, word >> 8, word >> 16], axis=-1).astype(np.uint8)
+    return packed.reshape(*values.shape[:-1], -1)
+
+
+def pack_nibbles(values: Array) -> Array:
+    """Two codes per byte, the even element low; an odd row's last high nibble is zero."""
+    if values.shape[-1] % 2:
+        values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)])
+    packed: Array = values[..., ::2] | (values[..., 1::2] << 4)
+    return packed
+
+
+def packed_codes(scaled: ScaledTensor) -> Array:
+    """4-bit data of an upright tensor as packed bytes, whichever way the tensor stores it."""
+    data = codes(scaled.data, "data")
+    return np.ascontiguousarray(data) if scaled.is_packed else pack_nibbles(data & 15)

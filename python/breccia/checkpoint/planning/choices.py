@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of each logical tensor on the way to a target: decided from headers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase, translate
+from functools import cached_property
+from typing import Any
+
+from breccia import bridges, recipes
+from breccia.bridges.contract import Kind, Place
+from breccia.bridges.parts import Found, Part, ghost
+from breccia.bridges.written import same_grid
+from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
+from breccia.checkpoint.planning.targets import AUTO, NO_KIND, Target, names_of
+from breccia.checkpoint.reading.models import is_embedding, is_one_expert, is_stored_turned, is_turned
+from breccia.checkpoint.reading.source import is_float
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = [
+    "LEFT",
+    "QUANTIZED",
+    "Choice",
+    "choose",
+    "has_one_level",
+    "largest_group",
+    "requantized",
+    "stored_bytes",
+    "target_parts",
+    "unread_embedding",
+    "wanted",
+]
+
+# Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
+EXCLUDED = (
+    "*embed*",
+    "*wte.weight",
+    "*wpe.weight",
+    "shared.weight",
+    "*.shared.weight",
+    "*relative_attention_bias*",
+    "*position*",
+    "token_embd*",
+    "*rotary*",
+    "*norm*",
+    "*conv*",
+    # routers and what chooses among tokens
+    "*router*",
+    "*.gate.weight",
+    "*.gate.e_score*",
+    "*shared_expert_gate*",
+    "*indexer*",
+    # outputs
+    "*lm_head*",
+    "*shared_head*",
+    "head.weight",
+    "output.weight",
+    "*output_layer.weight",
+    "*score.weight",
+    "*classifier*",
+    "*qa_outputs*",
+    "cls.*",
+    # eyes and ears of language models
+    "*vision_tower*",
+    "visual.*",
+    "*.visual.*",
+    "model.vision_model.*",
+    "*audio_tower*",
+    "*multi_modal_projector*",
+    "*mm_projector*",
+)
+_EXCLUDED = re.compile("|".join(map(translate, EXCLUDED)))
+QUANTIZED = ("repack", "requantize", "cast", "encode", "keep", "same")  # actions that write codes
+_GROUP_SIZES = (128, 64, 32)  # that programs have kernels for
+_IN_GROUPS = recipes.INT4Scaling, recipes.INT8Scaling, recipes.Float8ExpandedScaling, recipes.INT8ExpandedScaling
+LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What happens to one tensor: "copy", "float", "repack", "requantize", "cast", "encode" (values as a format's own
+    kind), "keep" (the blocks of one), "same" (all that is stored of one), "multiply" (a scale by the number in
+    ``values``), "divide" (that number by it) or "make" (``values``, which no tensor of the source has), and what it
+    gives.
+
+    ``turned``: its matrices are written transposed. ``shared``: what it has in common with other tensors (`Shared`).
+    """
+
+    found: Found
+    action: str
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+    recipe: ScalingRecipe | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+    turned: bool = False
+    shared: Any = None
+    values: tuple[float, ...] = ()
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes that it takes in the output."""
+        total = 0
+        for dtype, shape in self.outputs.values():
+            total += stored_bytes(dtype, shape)
+        return total
+
+
+def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of an output; ``dtype`` is safetensors' name or a type of another container."""
+    if dtype in DTYPES:
+        return nbytes_of(dtype, shape)
+    block, nbytes = next(one.types[dtype] for one in bridges.containers() if dtype in one.types)
+    return -(-math.prod(shape) // block) * nbytes
+
+
+def largest_group(columns: int, most: int) -> int | None:
+    """The largest size of groups that readers know, up to ``most``, that divides the columns."""
+    return next((size for size in _GROUP_SIZES if size <= most and columns % size == 0), None)
+
+
+def wanted(found: Found, target: Target) -> bool:
+    """Whether patterns and shape let a tensor be quantized."""
+    if not _named(found, target) or (target.left_alone and not target.include):
+        return False
+    if target.names is not None and target.names.wide(found.name):
+        return False
+    if not (target.include or target.named) and _EXCLUDED.match(found.name.lower()):
+        return False
+    weight = found.name.endswith("weight") or len(found.shape) > 2
+    return weight and len(found.shape) >= 2 and min(found.shape[-2:]) >= 16
+
+
+def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
+    """What to quantize to: NVFP4 in one level where the model's program would not apply the second."""
+    recipe = target.recipe or target.default
+    if (
+        target.recipe is None
+        and target.bridge.readers.one_level
+        and isinstance(found.recipe, recipes.NVFP4BlockScaling)
+    ):
+        recipe = found.recipe
+    if target.with_inputs is not None and found.name.removesuffix(".weight") in target.inputs:
+        recipe = target.with_inputs
+    if isinstance(recipe, recipes.NVFP4BlockScaling) and has_one_level(found, target):
+        return dataclasses.replace(recipe, two_level=False, global_scale_form="multiplier")
+    if target.group_size == AUTO:
+        recipe = _of_largest_groups(recipe, found.shape[-1])
+    return recipe
+
+
+def _of_largest_groups(recipe: ScalingRecipe | None, columns: int) -> ScalingRecipe | None:
+    if not isinstance(recipe, _IN_GROUPS):
+        return recipe
+    best = largest_group(columns, recipe.group_size or _GROUP_SIZES[0])
+    return dataclasses.replace(recipe, group_size=best) if best else recipe
+
+
+def has_one_level(found: Found, target: Target) -> bool:
+    """Whether a program applies no second scale to a tensor: in whole models, or to all experts in one."""
+    if target.bridge.readers.one_level:
+        return True
+    return target.names is not None and (len(found.shape) > 2 or not target.names.second_scales)
+
+
+def choose(found: Found, target: Target) -> Choice:
+    """What to do with one tensor.
+
+    Raises:
+        ValueError: its name cannot be written in the target's format.
+    """
+    if found.format == "plain" and not is_float(found):
+        return _copy(found, target)
+    if target.float_dtype:
+        dtype = target.float_dtype
+        if not _named(found, target):
+            return _left_out(found, target)
+        if found.dtype == dtype and not _turns(found, target):
+            return _copy(found, target)
+        if found.format == "plain" and found.dtype == "F64":
+            return _copy(found, target)
+        return _float(found, target, found.name, dtype)
+    if target.kind == NO_KIND:
+        return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "")
+    if why := _without_a_place(found, target):
+        if found.format == "plain":
+            return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}" if wanted(found, target) else "")
+        return _as_bfloat16(found, target, why)
+    if found.format != "plain" and not _named(found, target):
+        return _left_out(found, target)
+    as_it_is = not target.kind and target.recipe is None and found.recipe is None
+    if as_it_is and found.format == target.format and "blocks" in found.parts:
+        return Choice(found, "keep", {target.spell(found.name): (found.kind, found.shape)})
+    if target.kind:
+        return _choose_kind(found, target, target.bridge.kinds[target.kind])
+    if found.format == "plain":
+        recipe = _recipe(found, target)
+        if not wanted(found, target) or recipe is None or not target.bridge.takes(found.name, found.shape):
+            return _copy(found, target)
+        choice = _quantize(found, "cast", recipe, target)
+        why = unread_embedding(found.name, target)  # which somebody asked for by name
+        return dataclasses.replace(choice, note=f"quantized as asked, but {why}") if why and not choice.note else choice
+    if found.recipe is not None and _holds(found, target):
+        return _outputs(found, "repack", found.ghost(), target)
+    recipe = _recipe(found, target)
+    assert recipe is not None
+    return _quantize(found, "requantize" if found.recipe is not None else "cast", recipe, target)
+
+
+def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
+    """What to do with one tensor where the target is a kind of the format's own."""
+    output = {target.spell(found.name): (kind.name, found.shape)}
+    if found.format == target.format and found.kind == kind.name:
+        return Choice(found, "keep", output)
+    if kind.encode is None:
+        wide = target.names is not None and target.names.wide(found.name)
+        if len(found.shape) < 2 or wide or found.dtype == kind.name or not _named(found, target):
+            return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "it is left out")
+        return Choice(found, "float", output)
+    if found.format == "plain" and not wanted(found, target):
+        return _copy(found, target)
+    if found.shape[-1] % kind.block == 0:
+        return Choice(found, "encode", output)
+    other = choose(found, dataclasses.replace(target, kind=""))  # to `kind.otherwise`, which is the target's recipe
+    (written, _), *_ = other.outputs.values()
+    note = f"written as {written}: {kind.name} takes {kind.block} columns at a time, there are {found.shape[-1]}"
+    return dataclasses.replace(other, note=other.note or note)
+
+
+def _named(found: Found, target: Target) -> bool:
+    """Whether the patterns let a tensor be written in another type."""
+    if not (target.include or target.exclude):
+        return True
+    names = names_of(found)
+    if target.include and not any(fnmatchcase(name, pattern) for name in names for pattern in target.include):
+        return False
+    return not any(fnmatchcase(name, pattern) for name in names for pattern in target.exclude)
+
+
+def _left_out(found: Found, target: Target) -> Choice:
+    """What the patterns leave out keeps its numbers: its codes where the target's format holds them, else bfloat16."""
+    if found.format == "plain":
+        return _copy(found, target)
+    if target.float_dtype:
+        note = f"written as {target.spelled} though it is left out: its codes have no place beside floats"
+        return dataclasses.replace(_float(found, target, found.name, target.float_dtype), note=note)
+    if found.format == target.format and "blocks" in found.parts:
+        return Choice(found, "keep", {target.spell(found.name): (found.kind, found.shape)})
+    if found.recipe is not None and _holds(found, dataclasses.replace(target, recipe=None)):
+        return _outputs(found, "repack", found.ghost(), target)
+    return _as_bfloat16(found, target, "it is left out")
+
+
+def _holds(found: Found, target: Target) -> bool:
+    recipe = found.recipe
+    assert recipe is not None
+    asked = [one for one in (target.recipe, target.with_inputs) if one is not None]
+    if target.group_size == AUTO and asked:
+        asked = [one for one in (_recipe(found, target),) if one is not None]
+    if target.recipe is not None and not any(same_grid(recipe, one) for one in asked):
+        return False
+    if not target.bridge.carries(recipe):
+        return False
+    if "global_scale" in found.parts and has_one_level(found, target):
+        return False
+    if not target.bridge.model_knows(recipe, target.model):
+        return False
+    try:
+        target_parts(target, found.name, found.ghost())
+    except ValueError:
+        return False
+    return True
+
+
+def unread_embedding(name: str, target: Target) -> str:
+    """Why a quantized tensor is of no use in the format, which has no form for embeddings; "" where it is."""
+    if is_embedding(name) and not target.bridge.readers.embeddings:
+        return f"embeddings have no form in {target.format} that a program loads"
+    return ""
+
+
+def _without_a_place(found: Found, target: Target) -> str:
+    """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
+    bridge = target.bridge
+    if is_turned(found.name, found.shape, target.model):
+        if len(found.shape) == 2 and not bridge.readers.turned_weights:
+            return f"weights with inputs before outputs have no form in {target.format} that a program loads"
+        if len(found.shape) == 3 and not bridge.readers.fused_experts:
+            return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
+    if found.format != "plain" and not bridge.takes(found.name, found.shape):
+        return f"{target.format} has no place for it"
+    if why := bridge.why_not(found.name):
+        return why
+    if found.format != "plain" and (why := unread_embedding(found.name, target)):
+        return why
+    if is_one_expert(found.name) and not bridge.readers.single_experts:
+        return f"experts in tensors of their own have no form in {target.format} that a program loads"
+    return ""
+
+
+def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
+    """What cannot be written in the new format must not stay in the old one, which nothing would read; it is noted
+    with the reason, "" for one that was asked for."""
+    name, metadata = target.spell(found.name), target.bridge.plain_metadata(found.name)
+    return _float(found, target, name, "BF16", metadata=metadata, note=why and f"written as bf16: {why}")
+
+
+def _turns(found: Found, target: Target) -> bool:
+    """Whether the model's files have the tensor's rows as columns, and those that it was found in have not."""
+    return not found.origin.turned and is_stored_turned(found.name, found.shape, target.model)
+
+
+def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
+    """Values as the model's float checkpoints keep them."""
+    # A kind of file without config.json, which would say it, has outputs first.
+    turned = is_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
+    shape = found.shape
+    shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+    return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
+
+
+def _copy(found: Found, target: Target) -> Choice:
+    if found.origin.numbers:  # bfloat16 holds all of FP8, and every program reads it
+        wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
+        return _float(found, target, target.spell(found.name), "F32" if wide else "BF16")
+    wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
+    if wide and found.dtype in ("BF16", "F16"):
+        # Programs add and multiply by vectors in float32 only.
+        return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
+    name = target.spell(found.name)
+    metadata = target.bridge.plain_metadata(name)
+    if found.origin.turned and target.bridge.container.whole:
+        return Choice(found, "float", {name: (found.dtype, found.shape)})
+    shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.origin.turned else found.shape
+    return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
+
+
+def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) -> Choice:
+    try:
+        return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
+    except ValueError as error:
+        if found.format == "plain":
+            return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {_why(found, recipe, error)}")
+        return _as_bfloat16(found, target, str(error))
+
+
+def _why(found: Found, recipe: ScalingRecipe, error: ValueError) -> str:
+    """Why a tensor cannot have a recipe, as is said of a checkpoint, whose tensors nobody turns."""
+    width, run = found.shape[-1] if found.shape else 0, recipe.layout.block.columns
+    divides = not run or width % run == 0
+    return str(error) if divides else f"{recipe.name} has blocks of {run}, which do not divide its {width:,} columns"
+
+
+def requantized(found: Found, action: str, recipe: ScalingRecipe, target: Target) -> Choice:
+    """A tensor that is quantized again to its own recipe.
+
+    Raises:
+        ValueError: its shape or name does not suit them.
+    """
+    return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
+
+
+def _outputs(
+    found: Found, action: str, scaled: ScaledTensor, target: Target, recipe: ScalingRecipe | None = None
+) -> Choice:
+    parts, metadata = target_parts(target, found.name, scaled)
+    outputs = {name: (p.dtype, p.shape) for name, p in parts.items()}
+    return Choice(found, action, outputs, recipe or found.recipe, metadata)
+
+
+def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], dict[str, str]]:
+    """Stored tensors by full name, and entries of the header's metadata.
+
+    Raises:
+        ValueError: the format has no place for such a tensor.
+    """
+    bridge = target.bridge
+    inputs = bridge.input_scales and name.removesuffix(".weight") in target.inputs
+    inputs = inputs and bridge.input_scale(scaled.recipe, {}) is not None
+    said = target.inputs_of(name.removesuffix(".weight"), scaled.recipe) if isinstance(scaled, ScaledTensor) else None
+    said = said if inputs or said is None or said.when == "dynamic" else None
+    return bridge.stored(name, scaled, Place(inputs, target.model, target.spell, said))

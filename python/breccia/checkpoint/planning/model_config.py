@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a model that is written, in config.json and its like, and how it differs from the source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+from breccia.bridges.parts import Found
+from breccia.bridges.written import Written
+from breccia.checkpoint.planning.asked import grouped
+from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.targets import Target
+from breccia.checkpoint.reading.models import other_names, tied_heads
+from breccia.checkpoint.reading.source import Checkpoint
+from breccia.recipes import ScalingRecipe
+from breccia.schemes import UNSAID, Activations, ModelScheme, differences
+from breccia.schemes.dialects import Said, scheme_of
+from breccia.schemes.inputs import inputs_for
+from breccia.schemes.matching import Match
+from breccia.schemes.value import Unsaid
+
+__all__ = ["Config", "changed_meaning", "config_of", "made_anew", "modules_of"]
+
+
+class Config(NamedTuple):
+    """What is said of a model beside its weights: config.json, and other files by their names."""
+
+    own: dict[str, Any]
+    others: dict[str, Any]
+
+    @property
+    def quantization(self) -> dict[str, Any]:
+        """What config.json says of quantization, which stands in the header of a file that stands alone."""
+        return dict(self.own.get("quantization_config", {}))
+
+
+def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> Config:
+    """What is to be said of a model that is written.
+
+    Raises:
+        ValueError: the format cannot say it.
+    """
+    config = json.loads(json.dumps(checkpoint.config))
+    for place in (config, config.get("text_config"), config.get("language_config")):
+        if isinstance(place, dict):
+            for key in ("quantization_config", "compression_config", "quantization"):
+                place.pop(key, None)
+    if target.float_dtype:
+        name = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[target.float_dtype]
+        config["dtype" if "dtype" in config else "torch_dtype"] = name
+        return Config(config, {})
+    recipes = modules_of(choices)
+    kept = frozenset(next(iter(c.outputs)).removesuffix(".weight") for c in choices if c.action == "same")
+    if not recipes and not kept:
+        return Config(config, {})
+    inputs = target.inputs.intersection(recipes)
+    ignored = _ignored(checkpoint, choices, recipes)
+    activations = {m: one for m, recipe in recipes.items() if (one := target.inputs_of(m, recipe))}
+    patterns = _patterns_left(target.source, (*recipes, *kept))
+    rules = {} if target.source is None else {module: target.source.rule(module) for module in target.outputs}
+    given = {m: one.outputs for m, one in rules.items() if one is not None and isinstance(one.outputs, Activations)}
+    said = target.bridge.config(
+        Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns, given)
+    )
+    if target.source is not None and target.source.source == target.format and "quantization_config" in said:
+        _add(said["quantization_config"], _opaque(target.source, target.cache))
+    beside = target.bridge.beside
+    others = {beside: said.pop(beside)} if beside in said else {}
+    return Config({**config, **said}, others)
+
+
+def _patterns_left(source: ModelScheme | None, quantized: Iterable[str]) -> tuple[Match, ...]:
+    """The patterns by which a source names modules that it left alone, those of other files of the model included;
+    without such as match what is quantized here."""
+    if source is None:
+        return ()
+    left = (rule for rule in source.rules if rule.weights is None and not rule.has_activations)
+    patterns = [one for rule in left for one in rule.match if one.kind != "name"]
+    modules = list(quantized)
+    return tuple(one for one in patterns if not any(one.matches(module, ("Linear",)) for module in modules))
+
+
+def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice], config: Config) -> list[str]:
+    """Notes of what programs do with activations and KV caches of the output and should not, as a scheme asks or the
+    source has it, or the other way round."""
+    if target.asked is None and target.source is None and not checkpoint.found.formats:
+        return []
+    try:
+        source = checkpoint.scheme
+    except ValueError as error:
+        return [f"what the source says of activations and KV cache is not carried over: {error}"]
+    recipes = modules_of(choices)
+    own: dict[str, Any] = {} if target.bridge.container.whole else config.own
+    said = own.get("quantization_config") or own.get("quantization") or {}
+    after = scheme_of(Said(said, own, dict(recipes), {}, checkpoint.array, _beside(target, recipes)))
+    transforms = "transform_config"
+    lost = [f"{transforms} of the source is left out: programs do not transform inputs by it"]
+    lost = lost if transforms in _opaque(source) and recipes and transforms not in said else []
+    return [*lost, *differences(_wanted(target, source, recipes), after, recipes)]
+
+
+def _beside(target: Target, recipes: dict[str, ScalingRecipe]) -> dict[str, Activations | None]:
+    """What is written beside weights of the inputs of their layers."""
+    made: dict[str, Activations | None] = {}
+    for module, recipe in recipes.items():
+        asked = target.inputs_of(module, recipe)
+        inputs = asked if asked is not None and asked.when == "dynamic" else None
+        if module in target.inputs:  # a static scale is written, whatever the source's was of
+            inputs = inputs_for(recipe, "static")
+        said = target.bridge.inputs_written(recipe, inputs)
+        made |= {} if isinstance(said, Unsaid) else {module: said}
+    return made
+
+
+def _opaque(source: ModelScheme, cache: bool = False) -> dict[str, Any]:
+    """What a source says that the same format's own words keep: transforms of inputs, groups of what has no weights,
+    and a cache of another kind than FP8's where its scales are kept."""
+    said = json.loads(source.raw)
+    keys = ("transform_config", "config_groups", *(["kv_cache_scheme"] if cache else []))
+    return {key: said[key] for key in keys if said.get(key)}
+
+
+def _add(said: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add to an object of JSON; groups beside those that are there."""
+    groups = more.pop("config_groups", {})
+    said.update(more)
+    there = said.get("config_groups", {})
+    there.update({name if name not in there else f"{name}_of_no_weights": group for name, group in groups.items()})
+
+
+def _wanted(target: Target, source: ModelScheme, recipes: dict[str, ScalingRecipe]) -> ModelScheme:
+    """What a scheme asks of quantized layers, else what the source has."""
+    meanings: dict[str, tuple[Any, ...]] = {}
+    for module, recipe in recipes.items():
+        rule = source.rule(module)
+        meanings[module] = None, target.inputs_of(module, recipe), rule and rule.outputs
+    asked = None if target.asked is None else target.asked.scheme
+    cache = source.kv_cache if asked is None or asked.kv_cache is UNSAID else asked.kv_cache
+    apart = [rule for rule in source.rules if rule.weights is None and rule.has_activations]
+    return ModelScheme((*apart, *grouped(meanings)), cache)
+
+
+def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
+    """The recipes of quantized modules, by their names."""
+    return {
+        one.found.name.removesuffix(".weight"): one.recipe
+        for one in choices
+        if one.recipe is not None and one.action not in ("copy", "float")
+    }
+
+
+def _ignored(checkpoint: Checkpoint, choices: list[Choice], quantized: Collection[str]) -> list[str]:
+    """Modules whose weight stays in high precision; loaders that go by names know "…norm" themselves."""
+    plain = [c for c in choices if c.action in ("copy", "float") or (c.action == "merge" and c.recipe is None)]
+    weights = [c.found.name for c in plain if c.found.name.endswith(".weight")]
+    names = {name.removesuffix(".weight") for name in weights if not name.endswith("norm.weight")}
+    names |= tied_heads(checkpoint.found.names())
+    names |= _named_high(checkpoint).difference(quantized)
+    return sorted(names | other_names(names))
+
+
+def _named_high(checkpoint: Checkpoint) -> set[str]:
+    """Modules that the source names as left in high precision, those without tensors in its files included."""
+    if not (checkpoint.quantization or checkpoint.config.get("quantization")):
+        return set()
+    try:
+        rules = checkpoint.scheme.rules
+    except ValueError:  # what it says is of no known form
+        return set()
+    return {
+        one.pattern
+        for rule in rules
+        if rule.weights is None and not rule.has_activations
+        for one in rule.match
+        if one.kind == "name"
+    }
+
+
+def made_anew(checkpoint: Checkpoint, target: Target) -> list[Choice]:
+    """Tensors that the target's files have beside those of the source."""
+    made = []
+    for name, values in target.bridge.container.made_anew(checkpoint, target.names).items():
+        found = Found(name, "plain", "f32", {}, values.shape, dtype="F32")
+        made.append(Choice(found, "make", {name: ("F32", values.shape)}, values=tuple(values.tolist())))
+    return made

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion will do, decided from headers alone, in one value that all others read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from fnmatch import translate
+from pathlib import Path
+from typing import Any
+
+from breccia import bridges
+from breccia.bridges.file_kinds import Container
+from breccia.bridges.parts import Found
+from breccia.checkpoint.planning import notes
+from breccia.checkpoint.planning.activations import Activations
+from breccia.checkpoint.planning.choices import QUANTIZED, Choice, choose
+from breccia.checkpoint.planning.effects import without_effect
+from breccia.checkpoint.planning.model_config import Config, changed_meaning, config_of, made_anew
+from breccia.checkpoint.planning.name_patterns import check_effects, check_names
+from breccia.checkpoint.planning.remarks import Remark
+from breccia.checkpoint.planning.rounding import rounding_notes
+from breccia.checkpoint.planning.shared_scales import share
+from breccia.checkpoint.planning.targets import Target
+from breccia.checkpoint.reading.experts import gathered
+from breccia.checkpoint.reading.logical import AS_NUMBERS
+from breccia.checkpoint.reading.naming import naming
+from breccia.checkpoint.reading.source import Checkpoint, is_float
+from breccia.checkpoint.reading.unread import check_all_is_read
+
+__all__ = ["Files", "Plan", "Planner"]
+
+Files = list[tuple[str, list[Choice]]]  # output files and what goes into each
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a conversion does.
+
+    Attributes:
+        checkpoint: the source.
+        destination: where the output is to appear.
+        into_directory: whether that is a directory.
+        target: what is written, with what source and scheme say of it.
+        choices: what becomes of each tensor, in the order of the output.
+        files: the output's files and what goes into each, as the source's, where it has several.
+        config: what is said beside the weights.
+        left_out: names of the source's tensors that are not written.
+        notes: what is lost or changed, and remarks.
+    """
+
+    checkpoint: Checkpoint
+    destination: Path
+    into_directory: bool
+    target: Target
+    choices: list[Choice]
+    files: Files
+    config: Config
+    left_out: list[str]
+    notes: list[str]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is written."""
+        return sum([choice.nbytes for choice in self.choices])
+
+    def described(self) -> list[dict[str, Any]]:
+        """What becomes of each tensor, of JSON types."""
+        return [
+            {
+                "name": one.found.name,
+                "shape": list(one.found.shape),
+                "action": one.action,
+                "from": one.found.kind if one.found.format == "plain" else f"{one.found.format} {one.found.kind}",
+                "stored": {name: dtype for name, (dtype, _) in one.outputs.items()},
+                "nbytes": one.nbytes,
+            }
+            for one in self.choices
+        ]
+
+    def sizes(self) -> dict[str, Any]:
+        """How many weights there are, and the bits that each takes in the output, of all and of those that are codes;
+        and of the weights that stay as they were beside quantized ones their number, bytes, and the largest."""
+        weights = codes = bits = bits_of_codes = 0
+        kept = []
+        for choice in self.choices:
+            count = math.prod(choice.found.shape)
+            weights, bits = weights + count, bits + 8 * choice.nbytes
+            if choice.action in QUANTIZED:
+                codes, bits_of_codes = codes + count, bits_of_codes + 8 * choice.nbytes
+            elif choice.action == "copy" and len(choice.found.shape) > 1 and is_float(choice.found):
+                kept.append(choice)
+        largest = max(kept, key=lambda choice: choice.nbytes).found.name if kept else None
+        beside = {"tensors": len(kept), "bytes": sum(one.nbytes for one in kept), "largest": largest}
+        return {
+            "weights": weights,
+            "bits_per_weight": round(bits / weights, 3) if weights else None,
+            "bits_per_quantized_weight": round(bits_of_codes / codes, 3) if codes else None,
+            "kept": beside if any(choice.action in QUANTIZED for choice in self.choices) else None,
+        }
+
+
+class Planner:
+    """Decides what becomes of a checkpoint. A merge takes some of the steps in its own way.
+
+    Args:
+        checkpoint: the source.
+        target: what was asked for.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
+        self.checkpoint, self.target = checkpoint, target
+        self.notes: list[str] = []
+        self.left_out: list[str] = []
+        self.choices: list[Choice] = []
+
+    def plan(self, destination: Path, folder: bool = False) -> Plan:
+        """What is to be done.
+
+        Args:
+            destination: where the output is to appear.
+            folder: whether its spelling says that it is a directory.
+
+        Raises:
+            ValueError: a tensor, or what was asked for, has no place in the target.
+        """
+        checkpoint, target = self.checkpoint, self.target
+        container = target.bridge.container
+        if folder and container.whole:
+            raise ValueError(f"destination must be a file for {target.spelled}, got {destination}/")
+        self.into_directory = (checkpoint.path.is_dir() or folder) and not container.whole
+        if folder and checkpoint.container.whole:
+            checkpoint.config = checkpoint.container.config_of(checkpoint.files[0])
+        found = list(checkpoint.found)
+        check_all_is_read(checkpoint, found)
+        check_names(found, target)
+        self._quantized = {one.name for one in found if one.format != "plain"}
+        marks = [translate(mark) for name in checkpoint.found.formats for mark in bridges.bridge(name).marks]
+        self._marks = re.compile("|".join(marks)) if marks else None
+        self._folds = not target.bridge.readers.pre_scales
+        self.activations = Activations(checkpoint, found, target)
+        self.target = self._settled(target)
+        to_convert = self._to_convert(found)
+        if together := _together(to_convert):
+            self.target = dataclasses.replace(self.target, together=together)
+        self._check_patterns(to_convert)
+        self.choices = [self._choose(one, self.target) for one in to_convert]
+        self._add_activations()
+        self.choices += made_anew(checkpoint, self.target)
+        if not target.float_dtype:
+            self.choices, apart = self._share()
+            self.notes += apart
+        config = config_of(checkpoint, self.target, self.choices)
+        notes.check_group_size(self.target, self.choices)
+        self.notes += self._what_to_know(found, config)
+        if checkpoint.container is not container and not container.whole:
+            lost = checkpoint.container.left_behind(checkpoint.files, destination, self.into_directory)
+            self.notes += [Remark(lost)] if lost else []
+        _check_outputs(self.choices, container if checkpoint.container is not container else None)
+        return Plan(
+            checkpoint,
+            destination,
+            self.into_directory,
+            self.target,
+            self.choices,
+            self._files(destination),
+            config,
+            self.left_out,
+            self.notes,
+        )
+
+    def _what_to_know(self, found: list[Found], config: Config) -> list[str]:
+        """Notes on what becomes of all tensors."""
+        checkpoint, target, choices = self.checkpoint, self.target, self.choices
+        return [
+            *changed_meaning(checkpoint, target, choices, config),
+            *self._note_nothing(),
+            *notes.of_rules(target, choices, found),
+            *notes.of_group_size(target, choices),
+            *self._note_levels(),
+            *notes.of_experts(target, choices),
+            *rounding_notes(target, choices),
+            *without_effect(target, choices, self.activations, checkpoint),
+        ]
+
+    def _settled(self, target: Target) -> Target:
+        """The target with what the source says."""
+        checkpoint = self.checkpoint
+        factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
+        names, self.left_out, said = target.bridge.container.names(checkpoint, self.activations.names | factors)
+        target = dataclasses.replace(target, names=names)
+        self.notes += said
+        alone, inputs = bool(self._quantized), self.activations.inputs
+        source = checkpoint.scheme_or_none if alone or inputs else None
+        return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs, source=source)
+
+    def _add_activations(self) -> None:
+        """What becomes of scales of activations, each behind its weight; the target is told which are written."""
+        written = self.activations.choices(self.choices, self.target.spell)
+        cache = written.pop("", [])
+        inputs = frozenset(name.removesuffix(".weight") for name in written)
+        outputs = frozenset(self.activations.outputs)
+        without = self.target.inputs - inputs
+        self.target = dataclasses.replace(self.target, inputs=inputs, outputs=outputs, cache=self.activations.cache)
+        if without:  # what was planned with a scale of inputs that is not written
+            self.choices = [
+                self._choose(c.found, self.target)
+                if c.recipe is not None and c.found.name.removesuffix(".weight") in without
+                else c
+                for c in self.choices
+            ]
+        self.choices = [one for c in self.choices for one in (c, *written.get(c.found.name, ()))] + cache
+        self.notes += self.activations.notes
+
+    def _to_convert(self, found: list[Found]) -> list[Found]:
+        """The tensors to convert, as they are converted."""
+        says = self.checkpoint.container.said_by_config if self.into_directory else ()  # what config.json says, too
+        self._without = {*self.left_out, *self.activations.names, *says}
+        found = self._refined([one for one in found if not self._dropped(one.name)])
+        if self._folds:
+            found = [self.checkpoint.folded(one) for one in found]
+            self._note_folded(found)
+        return gathered(found, self.target)
+
+    def _refined(self, found: list[Found]) -> list[Found]:
+        """The tensors with all that is known of them; what is found out to be odd is noted."""
+        refined = [self.checkpoint.refined(one) for one in found]
+        odd: dict[str, list[str]] = {}
+        for before, after in zip(found, refined, strict=True):
+            for text in after.findings if after is not before else ():
+                if text not in before.findings:
+                    odd.setdefault(text, []).append(after.name)
+        as_numbers = [one.name for one in refined if one.origin.numbers]
+        odd |= {AS_NUMBERS: as_numbers} if as_numbers else {}
+        for text, names in odd.items():
+            self.notes.append(f"{notes.some(names)}: {text}")
+        return refined
+
+    def _choose(self, found: Found, target: Target) -> Choice:
+        with naming(self.checkpoint.path, found.name):
+            target = target.of(found)
+            return self._as_stored(found, target) or choose(found, target)
+
+    def _check_patterns(self, found: list[Found]) -> None:
+        check_effects(found, self.target, self._choose)
+
+    def _as_stored(self, found: Found, target: Target) -> Choice | None:
+        """A tensor whose own form no recipe says, where none is asked for and the format stays."""
+        others = target.recipe is not None or target.kind or target.float_dtype or found.recipe is not None
+        if others or found.format != target.format or not target.bridge.keeps(found):
+            return None
+        names = dict.fromkeys(found.parts.values())
+        entries = (self.checkpoint.entries[name] for name in names)
+        return Choice(found, "same", {entry.name: (entry.dtype, entry.shape) for entry in entries})
+
+    def _note_folded(self, found: list[Found]) -> None:
+        folded = [one for one in found if one.origin.factor]
+        if folded:
+            text = f"scales of the inputs of {len(folded)} layers (pre_quant_scale) are multiplied into their weights"
+            self.notes.append(Remark(text))
+
+    def _share(self) -> tuple[list[Choice], list[str]]:
+        return share(self.choices, self.target, self.checkpoint)
+
+    def _note_nothing(self) -> list[str]:
+        return notes.of_nothing(self.target, self.choices)
+
+    def _note_levels(self) -> list[str]:
+        return notes.of_levels(self.target, self.choices)
+
+    def _dropped(self, name: str) -> bool:
+        """Whether a tensor is not converted, or with its weight; scales of activations are `Activations`'s."""
+        if name in self._without or (self._marks and self._marks.fullmatch(name)):
+            return True
+        weight = name.rpartition(".")[0] + ".weight"
+        if name.endswith(".pre_quant_scale") and self._folds:
+            if weight not in self._quantized:
+                raise ValueError(
+                    f"tensor {name!r} must be absent, or --to modelopt: it scales the input of its layer, "
+                    f"for which no other format has a place"
+                )
+            return True
+        return False
+
+    def _files(self, destination: Path) -> Files:
+        if not self.checkpoint.path.is_dir() or self.target.bridge.container.whole:
+            return [("model.safetensors" if self.into_directory else destination.name, self.choices)]
+        by_file: dict[str, list[Choice]] = {f.path.name: [] for f in self.checkpoint.files}
+        for choice in self.choices:
+            main = next(iter(choice.found.parts.values()))
+            by_file[self.checkpoint.home[main].path.name].append(choice)
+        return [(name, choices) for name, choices in by_file.items() if choices]
+
+
+def _check_outputs(choices: list[Choice], other: Container | None) -> None:
+    """Each name once, and of types that a container has which is not the source's."""
+    seen: set[str] = set()
+    for choice in choices:
+        for name, (dtype, _) in choice.outputs.items():
+            if name in seen:
+                raise ValueError(f"tensor {name!r} must be written once: {choice.found.name!r} gives it too")
+            if other is not None and other.types_alone and dtype not in other.types:
+                raise ValueError(f"tensor {name!r} must be of a type that {other.title} has, it is {dtype}")
+            seen.add(name)
+
+
+def _together(found: list[Found]) -> dict[str, str]:
+    """The first of the modules that become one, by the name of this one."""
+    every = ((one.name, members[0].name) for one in found if (members := one.origin.members))
+    return {name.removesuffix(".weight"): first.removesuffix(".weight") for name, first in every}

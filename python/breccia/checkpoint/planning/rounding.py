@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a conversion rounds weights: by what data, and by which method."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from breccia import _core, recipes
+from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.importance import Importance
+from breccia.checkpoint.planning.shared_scales import is_wide
+from breccia.checkpoint.planning.targets import Feedback, Target
+from breccia.checkpoint.reading.models import is_embedding
+from breccia.checkpoint.reading.source import Checkpoint
+from breccia.gguf.files import model_names
+
+__all__ = ["FEWEST", "Rounding", "rounding_notes", "why_nearest"]
+
+FEWEST = 0.25  # rows a column, below which moments say too little
+_METHODS = ("nearest", "gptq")
+_ORDERS = ("act", "natural")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What `convert` was asked for; can be pickled.
+
+    Attributes:
+        imatrix: a file of what errors of each column count; None: none.
+        moments: a file of moments; None: none.
+        method: "nearest" or "gptq".
+        order: of "gptq": the columns' order; None: "act".
+        damp: of "gptq": what is added to the diagonal, in its mean; None: that of `breccia.gptq`.
+
+    Raises:
+        TypeError: a path or the damping is of a wrong type.
+        ValueError: an option has a value it cannot have, or does not go with the others.
+    """
+
+    imatrix: str | os.PathLike[str] | None = None
+    moments: str | os.PathLike[str] | None = None
+    method: str = "nearest"
+    order: str | None = None
+    damp: float | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("imatrix", "moments"):
+            if (path := getattr(self, argument)) is not None:
+                path_of(path, argument)
+        if self.imatrix is not None and self.moments is not None:
+            raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
+        if self.method not in _METHODS:
+            raise ValueError(f"method must be 'nearest' or 'gptq', got {self.method!r}")
+        if self.method != "nearest":
+            self._check_feedback()
+            return
+        for option in ("order", "damp"):
+            if (value := getattr(self, option)) is not None:
+                raise ValueError(f"{option} must be left out except with method gptq, got {value!r}")
+
+    def _check_feedback(self) -> None:
+        if self.moments is None:
+            raise ValueError("moments must be given for method gptq: calibrate makes a file of them")
+        if self.order not in (None, *_ORDERS):
+            raise ValueError(f"order must be 'act' or 'natural', got {self.order!r}")
+        if self.damp is None:
+            return
+        if isinstance(self.damp, bool) or not isinstance(self.damp, (int, float)):
+            raise TypeError(f"damp must be a number, got {self.damp!r}")
+        if not 0 <= self.damp <= 1:
+            raise ValueError(f"damp must be from 0 to 1, got {self.damp!r}")
+
+    def on(self, target: Target, checkpoint: Checkpoint) -> Target:
+        """A target with the data and the method.
+
+        Args:
+            target: what to write.
+            checkpoint: the source, by whose names the data is looked up.
+
+        Raises:
+            ValueError: the file is not valid.
+        """
+        argument = "imatrix" if self.imatrix is not None else "moments"
+        path = getattr(self, argument)
+        if path is None:
+            return target
+        importance = Importance(path, model_names(checkpoint)[0], argument)
+        feedback = None
+        if self.method != "nearest":
+            feedback = Feedback(self.order or "act", _core.GPTQ_DAMP if self.damp is None else float(self.damp))
+        return dataclasses.replace(target, importance=importance, feedback=feedback)
+
+
+def rounding_notes(target: Target, choices: Sequence[Choice]) -> list[str]:
+    """Tensors that are quantized without the data, or not by the method, that was asked for.
+
+    Args:
+        target: with the data, if there is some.
+        choices: what happens to each tensor.
+
+    Raises:
+        ValueError: the method is none for the target's format.
+    """
+    importance = target.importance
+    if importance is None:
+        return []
+    casts = [choice for choice in choices if choice.action in ("cast", "encode")]
+    others = [choice for choice in choices if choice.action == "requantize"]
+    if not casts and not others:
+        return ["importance has no part in what is written: no tensor is quantized anew"]
+    _check_exponents(target, casts if target.feedback is None else [*casts, *others])
+    if target.feedback is not None:
+        return _notes_of_nearest(target, [*casts, *others])
+    missing = [choice.found.name for choice in casts if importance.of_found(choice.found) is None]
+    notes = []
+    if missing:
+        notes.append(
+            f"{len(missing)} of {len(casts)} tensors are quantized without importance, of which {importance.path} "
+            f"has none for them; the first is {missing[0]}"
+        )
+    if others:
+        notes.append(f"{len(others)} tensors are requantized from other codes, in which importance has no part")
+    return notes
+
+
+def _check_exponents(target: Target, quantized: Sequence[Choice]) -> None:
+    """Refuse data for groups with exponents before anything is written: a cast to them takes none."""
+    importance, feedback = target.importance, target.feedback is not None
+    assert importance is not None
+    for choice in quantized:
+        if not recipes.has_exponents(choice.recipe):
+            continue
+        weighted = choice.action != "requantize" and importance.of_found(choice.found) is not None
+        if weighted or (feedback and not why_nearest(choice, target)):
+            what = "method gptq" if feedback else "importance (imatrix, moments)"
+            raise ValueError(
+                f"{what} must be left out for tensor {choice.found.name!r}, which becomes {choice.recipe.name}: groups "
+                f"with exponents take none"
+            )
+
+
+def _notes_of_nearest(target: Target, choices: Sequence[Choice]) -> list[str]:
+    """Tensors that GPTQ does not round, and why."""
+    kind, importance = target.bridge.kinds.get(target.kind), target.importance
+    assert importance is not None
+    if kind is not None and kind.encode is not None:
+        raise ValueError(
+            f"method gptq must be left out for {target.bridge.name}:{target.kind}, which fits scales and codes "
+            f"together: moments alone are an importance for it"
+        )
+    notes = []
+    for choice in choices:
+        if why := why_nearest(choice, target):
+            weighted = choice.action != "requantize" and importance.of_found(choice.found) is not None
+            notes.append(f"{choice.found.name}: rounded to nearest{', by importance' if weighted else ''}: {why}")
+    return notes
+
+
+def why_nearest(choice: Choice, target: Target) -> str:
+    """Why a tensor that is quantized anew cannot be rounded by GPTQ; "" where it can.
+
+    Args:
+        choice: what happens to it.
+        target: with the moments.
+    """
+    found, importance = choice.found, target.importance
+    assert importance is not None
+    if choice.recipe is None:
+        return "its format fits scales and codes together"
+    if len(found.shape) not in (2, 3):
+        return f"its shape {found.shape} is not that of a linear weight"
+    if choice.action == "requantize" and not is_wide(found.recipe):
+        return "it is requantized from codes of 4 bits, whose scales may lose nothing"
+    experts = found.shape[0] if len(found.shape) == 3 else None
+    own = importance.moments(found, None if experts is None else 0)
+    if own is None:
+        return "it is an embedding, not a linear weight" if is_embedding(found.name) else "there are no moments of it"
+    if own.level == "diag":
+        return "its moments are a diagonal, with which GPTQ is rounding to nearest by importance"
+    if experts is not None and choice.recipe.layout.one_scale:
+        return f"{choice.recipe.name} has one scale for all experts"
+    seen = importance.pool(found) or own
+    if seen.count < FEWEST * own.columns:
+        return f"too few tokens: {int(seen.count):,} for K = {own.columns:,}"
+    return ""

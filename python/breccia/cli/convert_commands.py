@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that write checkpoints: convert and merge-lora."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from breccia.cli import conversion
+from breccia.cli.arguments import progress_of
+from breccia.cli.errors import said
+from breccia.cli.printing import show
+from breccia.cli.rounding import rounding_lines, rounding_options
+from breccia.cli.terminal import after, wrapped
+
+__all__ = ["convert", "merge_lora"]
+
+
+def convert(args: argparse.Namespace) -> int:
+    """``breccia convert``."""
+    from breccia import checkpoint
+    from breccia.checkpoint.planning.target_list import targets
+    from breccia.checkpoint.planning.targets import parse_target
+
+    if args.to == "list":
+        rows = targets()
+        show(args, rows, "\n".join(conversion.table(rows)))
+        return 0
+    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
+    asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "amax": args.amax}
+    options |= {"rules": args.set, **asked}
+    options |= rounding_options(args)
+    if args.dry_run:
+        return _dry_run(args, options)
+    if "," in args.to:
+        raise ValueError(f"--to must be one target, or --dry-run given, which compares several, got {args.to!r}")
+    if args.source is None or args.destination is None:
+        raise ValueError("IN and OUT must be given, except with --to list")
+    conversion.check_names(args.source, args.destination, parse_target(args.to))
+    progress = progress_of(args)
+    if args.strict and args.part:
+        raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
+    if args.force and (args.part or args.finish):
+        raise ValueError("--force must be left out with --part and --finish: remove OUT before")
+    if args.finish and args.device != "cpu":
+        raise ValueError(f"--device must be left out with --finish, which rounds nothing, got {args.device}")
+    if args.part:
+        return _convert_part(args, options, progress)
+    options |= {"strict": args.strict, "checksums": not args.no_checksums}
+    if args.finish:
+        report = checkpoint.finish(args.source, args.destination, args.to, progress=progress, **options)
+    else:
+        options |= {"threads": args.threads, "force": args.force, "device": args.device}
+        report = checkpoint.convert(args.source, args.destination, args.to, progress=progress, **options)
+    lines = [*conversion.notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
+    lines += rounding_lines(report["output_errors"])
+    lines += _advice(args, report)
+    lines += conversion.following(report, parse_target(args.to).bridge)
+    show(args, report, "\n".join(lines))
+    return 0
+
+
+def _advice(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    from breccia.checkpoint.planning.targets import parse_target
+
+    return conversion.advice(report, parse_target(report["to"]).bridge, bool(args.imatrix or args.moments))
+
+
+def _kept(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    """The share of weights that stay as they were, for people."""
+    kept = report["kept"]
+    if not kept or args.include or kept["bytes"] <= 0.1 * report["bytes_written"]:
+        return []
+    from breccia.checkpoint.planning.choices import unread_embedding
+    from breccia.checkpoint.planning.targets import parse_target
+
+    share = kept["bytes"] / report["bytes_written"]
+    lines = [f"{share:.0%} of the bytes are weights kept as they were, the largest:", f"  {kept['largest']}"]
+    if why := unread_embedding(kept["largest"], parse_target(report["to"])):
+        return [*lines, *wrapped(f"  {why}")]
+    return [*lines, "  --include '*' takes those that are left out by name"]
+
+
+def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Plan one target, or compare several."""
+    from breccia import checkpoint
+    from breccia.checkpoint.planning.targets import parse_target
+
+    if args.source is None:
+        raise ValueError("IN must be given, except with --to list")
+    if args.part or args.finish:
+        raise ValueError("--part and --finish must be left out with --dry-run")
+    options |= {"strict": args.strict, "dry_run": True, "device": args.device}
+    names = [name.strip() for name in args.to.split(",") if name.strip()]
+    if len(names) == 1:
+        if args.destination is not None:
+            conversion.check_names(args.source, args.destination, parse_target(names[0]))
+        report = checkpoint.convert(args.source, args.destination or "OUT", names[0], **options)
+        lines = [
+            *conversion.plan_lines(report),
+            "",
+            *conversion.notes(report),
+            *conversion.cost(report),
+            *_kept(args, report),
+        ]
+        lines += _advice(args, report)
+        show(args, report, "\n".join([*lines, "nothing was written"]))
+        return 0
+
+    def planned(name: str) -> dict[str, Any]:
+        try:
+            return checkpoint.convert(args.source, "OUT", name, **options)  # one name does not suit files and folders
+        except ValueError as error:
+            return {"to": name, "error": said(error)}
+
+    reports = [planned(name) for name in names]
+    if all("error" in one for one in reports):
+        raise ValueError(reports[0]["error"])
+    show(args, {"plans": reports}, "\n".join(conversion.compared(reports)))
+    return 0
+
+
+def _lost(requantized: dict[str, Any] | None) -> list[str]:
+    """What requantizing changed, for people."""
+    if requantized is None:
+        return []
+    count, lossless, sqnr = (requantized[key] for key in ("tensors", "lossless", "sqnr_db"))
+    if lossless == count:
+        return [f"requantize: lossless, {count} tensors hold every value that they held"]
+    noise = "not finite" if sqnr is None else f"{sqnr:.1f} dB"
+    return [f"requantize: {lossless} of {count} tensors lossless, SQNR of the others {noise}"]
+
+
+def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: bool) -> int:
+    from breccia import checkpoint
+
+    number, parts = args.part
+    pieces = checkpoint.plan(args.source, args.destination, args.to, parts, **options)
+    report = pieces[number - 1].run(
+        progress=progress, threads=args.threads, checksums=not args.no_checksums, device=args.device
+    )
+    did = "was there" if report["was_there"] else f"{report['bytes_written']:,} bytes in {report['seconds']} s"
+    show(args, report, f"part {number} of {parts}: {report['tensors']} tensors, {did}")
+    return 0
+
+
+def merge_lora(args: argparse.Namespace) -> int:
+    """``breccia merge-lora``."""
+    from breccia import checkpoint
+
+    report = checkpoint.merge_lora(
+        args.base,
+        args.adapter,
+        args.destination,
+        rounding=args.rounding,
+        seed=args.seed if args.stochastic is None else args.stochastic,
+        moments=args.moments,
+        device=args.device,
+        progress=progress_of(args),
+        threads=args.threads,
+        force=args.force,
+        strict=args.strict,
+    )
+    tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
+    lines = conversion.notes(report)
+    done = f"{conversion.amount(report['bytes_written'])} in {report['seconds']} s ({tensors})"
+    lines += after(f"{report['destination']}:", done)
+    if (kept := report["change"]["kept"]) is not None:
+        share = f"{round(kept, 3) + 0.0:.1%}"  # no minus before a zero
+        lines.append(f"{share} of the adapter's change kept, rounding: {report['change']['rounding']}")
+    lines += conversion.next_step(f"breccia verify {args.base} {args.destination} --adapter {args.adapter}")
+    show(args, report, "\n".join(lines))
+    return 0

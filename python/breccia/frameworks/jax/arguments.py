@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the verbs take of JAX: arrays that have their memory, of floats, and where they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from breccia.frameworks.jax.callbacks import is_concrete
+from breccia.scaled_tensor import ScaledTensor
+from breccia.value.inputs import check_float32
+
+__all__ = ["check_here", "dtype_name", "floats", "is_here", "parts_here"]
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+def is_here(x: Any) -> bool:
+    """Whether the core may read the array at once; one on several devices it would gather."""
+    if isinstance(x, jax.core.Tracer):
+        return False
+    devices = x.devices()
+    return len(devices) == 1 and x.is_fully_addressable and next(iter(devices)).platform == "cpu"
+
+
+def check_here(x: Any, argument: str) -> None:
+    """Whether a value is an array, concrete or traced, whose memory has not been given away.
+
+    Raises:
+        TypeError: it is something else, such as the description of an array.
+        ValueError: it was deleted, or donated to a compiled function.
+    """
+    if not isinstance(x, jax.Array):
+        hint = ": jax.eval_shape calls a function with it" if isinstance(x, jax.ShapeDtypeStruct) else ""
+        raise TypeError(f"{argument} must be a JAX array, got {type(x).__name__}{hint}")
+    if is_concrete(x) and x.is_deleted():
+        raise ValueError(
+            f"{argument} must be an array that has its memory, got one of shape {x.shape} that was deleted or donated"
+        )
+
+
+def parts_here(scaled: ScaledTensor, argument: str) -> ScaledTensor:
+    for part in scaled._form.parts:
+        check_here(getattr(scaled, part), f"{argument}.{part}")
+    return scaled
+
+
+def floats(x: Any, argument: str) -> Any:
+    """``x`` as floats; integers and booleans as float32."""
+    check_here(x, argument)
+    name = x.dtype.name
+    if name in FLOATS:
+        if name == "float64" and is_here(x):
+            check_float32(np.asarray(x), argument)
+        return x
+    if getattr(x.dtype, "kind", "key") in "iub":
+        return x.astype(jnp.float32)
+    raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {name}")
+
+
+def dtype_name(dtype: Any, argument: str = "dtype") -> str:
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = str(dtype).rpartition(".")[2]  # another framework's dtype
+    if name not in FLOATS:
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
+    if name == "float64" and not jax.config.jax_enable_x64:
+        raise TypeError(f"{argument} must not be float64 unless jax_enable_x64 is set")
+    return name
