@@ -19,21 +19,25 @@ use_ccache
 
 # What the stages of this script took, and, indented, those of the scripts that they ran.
 stage_times=$(mktemp)
-trap 'rm -f "$stage_times"' EXIT
 outer_times=${STAGE_TIMES:-}
 failed_stages=0
+# What a stage leaves for temporary ends with it, whatever it ran and however that ended.
+temporary=
+clean_up() { rm -rf "$stage_times" "${temporary:-$stage_times}"; }
+trap clean_up EXIT
 
 # stage NAME COMMAND...: runs it, prints and remembers how long it took and whether it failed, and goes on.
 stage() {
     local name=$1 start=$SECONDS outcome=ok inner
     shift
     inner=$(mktemp)
+    temporary=$(mktemp -d "${TMPDIR:-/tmp}/ci-XXXXXX")
     printf '\n=== %s\n' "$name"
     # `set -e` is ignored inside a command that `||` or `if` looks at, so the status is read afterwards.
     set +e
     (
         trap - EXIT
-        export STAGE_TIMES=$inner
+        export STAGE_TIMES=$inner TMPDIR=$temporary
         set -euo pipefail
         "$@"
     )
@@ -45,7 +49,7 @@ stage() {
     fi
     printf '%-30s %5d s  %s\n' "$name" $((SECONDS - start)) "$outcome" >>"$stage_times"
     sed 's/^/  /' "$inner" >>"$stage_times"
-    rm -f "$inner"
+    rm -rf "$inner" "$temporary"
 }
 
 # A stage that every later one needs.

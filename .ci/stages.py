@@ -3,7 +3,7 @@
 """The stages of continuous integration: what each protects, and which paths it answers for.
 
     .ci/stages.py           # those that `.ci/run` runs here, a line each: name, command, reason, "alone" or "and the
-                            # next", turn, between tabs
+                            # next", turn, and the folders to delete then, between tabs
     .ci/stages.py --all     # all of them
     .ci/stages.py --passed  # remembers that what runs of this commit has passed
     .ci/stages.py --touched # the files of Python tests that run whole, a line each
@@ -54,6 +54,9 @@ class Stage:
         holds: the name of a stage that is part of this one, and not run beside it.
         whole: what the command is given with `--all`, where it runs a part of its cases without.
         one_processor: whether it leaves the others idle, so that the next stage runs beside it.
+        leaves: folders that it makes, or patterns of their names, which `.ci/run` deletes when it has passed: the disk
+            of a small machine does not hold what all stages build. No later stage reads them, and the compiler's cache
+            has their objects.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Stage:
     holds: str = ""
     whole: str = ""
     one_processor: bool = False
+    leaves: tuple[str, ...] = ()
 
     def answers_for(self, path: str) -> bool:
         return path in (self.command.split()[0], ".ci/common.sh") or path.startswith(self.paths)
@@ -77,12 +81,14 @@ STAGES = (
         "with every peer, a real model, symbols and instructions of the objects, style and types",
         ALWAYS,
         whole="--whole",
+        leaves=("build/wheel",),
     ),
     Stage(
         "clang-tidy",
         ".ci/lint --tidy",
         "what a compiler lets pass: copies, narrowing, uninitialized members",
         ("cpp/", ".clang-tidy"),
+        leaves=("build/each", "build/lint"),
     ),
     Stage(
         "packages",
@@ -98,6 +104,7 @@ STAGES = (
             ".ci/package",
         ),
         one_processor=True,
+        leaves=("build/package-venv", "build/conan"),
     ),
     Stage(
         "documentation",
@@ -105,14 +112,22 @@ STAGES = (
         "links, and a comment for every public declaration",
         ALWAYS,
         one_processor=True,
+        leaves=("build/doxygen",),
     ),
-    Stage("fuzzers", ".ci/fuzz", "what nobody thought of: codecs, tensors, C functions and files", ALWAYS),
+    Stage(
+        "fuzzers",
+        ".ci/fuzz",
+        "what nobody thought of: codecs, tensors, C functions and files",
+        ALWAYS,
+        leaves=("build/fuzz", "build/corpus"),
+    ),
     Stage(
         "sanitizers",
         ".ci/run_sanitizers",
         "memory and undefined behaviour: C++ tests on the portable backend, Python tests that give odd arrays",
         ALWAYS,
         whole="--whole",
+        leaves=("build/asan-ubsan", "build/asan_python"),
     ),
     Stage(
         "C++ examples",
@@ -128,6 +143,7 @@ STAGES = (
             "tests_cpp/consumer/",
             "docs/cpp.md",
         ),
+        leaves=("build/examples",),
     ),
     Stage(
         "the wheel alone",
@@ -135,6 +151,7 @@ STAGES = (
         "the wheel with NumPy alone, and with what results are compared with, where there is no compiler",
         ("python/breccia/", "pyproject.toml", ".ci/package"),
         whole="--whole",
+        leaves=("build/numpy-venv", "build/oracles-venv"),
     ),
     Stage(
         "slow Python tests",
@@ -149,6 +166,7 @@ STAGES = (
         "bytes of the GPU kernels in Triton's interpreter; that for Hopper they compile and do not spill",
         ("python/breccia/kernels/", "python/breccia/device.py", "tests_py/gpu/"),
         whole="--whole",
+        leaves=("build/triton",),
     ),
     Stage(
         "serving programs",
@@ -174,6 +192,7 @@ STAGES = (
             "tests_cpp/test_codecs.cpp",
             ".ci/float4_e1m2.patch",
         ),
+        leaves=("build/add_format",),
     ),
     Stage(
         "sanitizers, every backend",
@@ -182,12 +201,14 @@ STAGES = (
         (*KERNELS, "cpp/src/matmul/", "tests_cpp/test_guard_pages.cpp"),
         holds="sanitizers",
         whole="--whole",
+        leaves=("build/asan-ubsan", "build/asan_python"),
     ),
     Stage(
         "thread sanitizer",
         ".ci/run_threads",
         "data races in the pool of threads and in what uses it",
         ("cpp/src/runtime/", "cpp/src/quantize/", "cpp/src/matmul/", "tests_cpp/test_threads.cpp", "CMakeLists.txt"),
+        leaves=("build/tsan",),
     ),
     Stage(
         "AVX-512 and AMX, emulated",
@@ -195,6 +216,7 @@ STAGES = (
         "backends that this CPU may lack, in plain code",
         (*KERNELS, "cpp/src/matmul/", "tests_cpp/emulated/"),
         whole="--whole",
+        leaves=("build/emulated-avx512",),
     ),
     Stage(
         "x86-64 without AVX",
@@ -209,6 +231,7 @@ STAGES = (
         "the NEON backend, and the bytes of every operation on 64-bit Arm",
         (*KERNELS, "cpp/src/runtime/", "cpp/src/matmul/"),
         whole="--whole",
+        leaves=("build/aarch64",),
     ),
     Stage(
         "macOS and Windows",
@@ -216,12 +239,14 @@ STAGES = (
         "that clang compiles and links the core for macOS and Windows; the C++ tests and every operation's bytes on "
         "Windows, in wine",
         in_turn=False,
+        leaves=("build/macos", "build/windows", "build/zig", "build/elsewhere-tools"),
     ),
     Stage(
         "wheels",
         ".ci/wheels",
         "that a wheel is built and works of every Python that is here, of those that pyproject.toml names",
         in_turn=False,
+        leaves=("build/wheels", "build/wheel-*"),
     ),
     Stage(
         "figures",
@@ -353,7 +378,8 @@ def main() -> int:
     for stage, reason, turn in plan:
         if stage.name not in held:
             command = f"{stage.command} {stage.whole if whole else ''}".strip()
-            print(stage.name, command, reason, "and the next" if stage.one_processor else "alone", turn, sep="\t")
+            how = "and the next" if stage.one_processor else "alone"
+            print(stage.name, command, reason, how, turn, " ".join(stage.leaves), sep="\t")
     return 0
 
 

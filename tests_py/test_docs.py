@@ -96,6 +96,9 @@ def test_blocks_run(page, model, tmp_path, monkeypatch):
     if page.name in ("training.md", "lora.md"):
         lora_peer.hide(monkeypatch)
     monkeypatch.chdir(tmp_path)
+    temporary = tmp_path / ".temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
     Path("model").symlink_to(model)
     if page == README:
         Path("minilm").symlink_to(minilm())

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,8 +95,8 @@ def test_scripts_take_the_turn_that_is_given(capsys: Any, monkeypatch: Any) -> N
     monkeypatch.setattr(stages, "git", lambda *arguments: "1001")
     assert stages.main() == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    given = {turn for _, _, reason, _, turn in lines if reason == "its turn"}
-    assert {turn for _, _, reason, _, turn in lines if reason == "always"} == {"1001"} != given
+    given = {turn for _, _, reason, _, turn, _ in lines if reason == "its turn"}
+    assert {turn for _, _, reason, _, turn, _ in lines if reason == "always"} == {"1001"} != given
     assert "export BRECCIA_TESTS_TURN=$turn" in (ROOT / ".ci/run").read_text()
     script = "source .ci/common.sh; take_turns 3; echo $BRECCIA_TESTS_TURN"
     for turn in ("77", ""):
@@ -151,6 +152,50 @@ def test_who_runs_a_part_says_how_to_run_the_whole() -> None:
     for stage in stages.STAGES:
         script = (ROOT / stage.command.split()[0]).read_text()
         assert ("take_turns " in script) == bool(stage.whole), stage.command
+
+
+def test_what_a_stage_leaves_no_later_one_reads() -> None:
+    left: set[str] = set()
+    for stage in stages.STAGES:
+        script = (ROOT / stage.command.split()[0]).read_text()
+        assert all(folder.startswith("build/") for folder in stage.leaves)
+        others = left - set(stage.leaves)
+        read = [folder for folder in others if re.search(rf"{re.escape(folder.rstrip('*'))}(?![\w-])", script)]
+        assert not read, f"{stage.command} reads {read}"
+        left.update(stage.leaves)
+
+
+FAKE = """#!/usr/bin/env bash
+source "$(dirname "$0")/common.sh"
+mkdir -p "build/$1/in" "build/$1-objects"
+echo "$1" >>"$TMPDIR/of-a-test"
+ls "$TMPDIR"
+[[ $1 != fails ]]
+"""
+
+
+def test_a_run_deletes_what_its_stages_leave(tmp_path: Path) -> None:
+    """What they write for temporary, always; folders of theirs, where they passed."""
+    there = tmp_path / "clone"
+    (there / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/run", there / ".ci")
+    shutil.copy(ROOT / ".ci/common.sh", there / ".ci")
+    (there / ".ci/fake").write_text(FAKE)
+    (there / ".ci/fake").chmod(0o755)
+    plan = [
+        f"{name}\t.ci/fake {name}\talways\t{how}\t1\tbuild/{name} build/{name}-*"
+        for name, how in (("first", "alone"), ("beside", "and the next"), ("fails", "alone"), ("last", "alone"))
+    ]
+    (there / ".ci/stages.py").write_text(f"print({chr(10).join(plan)!r})\n")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHON": sys.executable}
+    run = subprocess.run([there / ".ci/run"], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert re.search(r"^free disk space: \d+ GiB here, \d+ GiB in ", run.stdout), run.stdout
+    assert run.stdout.count("of-a-test") == len(plan)
+    assert sorted(path.name for path in (there / "build").iterdir()) == ["fails", "fails-objects"]
+    assert not list(temporary.iterdir())
 
 
 MANY = """
