@@ -10,7 +10,9 @@ export PIP_COMPILE=0
 
 # Where there is ccache, what two builds compile alike is compiled once: their folders must be as deep, so that the paths
 # to the sources are the same, and their options equal, -Werror among them (BRECCIA_WERROR).
+# What a precompiled header precedes it would not take up, unless told not to look for definitions in it.
 use_ccache() {
+    export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
     if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
         export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
     fi

@@ -422,3 +422,36 @@ def test_bytes_of_jax_are_of_optimized_code() -> None:
     script = (ROOT / "tests_py/frameworks/jax_devices.py").read_text()
     flags = [flag for flag in script.replace('"', " ").split() if flag.startswith("--xla_")]
     assert flags == ["--xla_force_host_platform_device_count=4"]
+
+
+PROJECT = """
+cmake_minimum_required(VERSION 3.24)
+project(one LANGUAGES CXX)
+add_executable(one one.cpp)
+target_precompile_headers(one PRIVATE one.hpp)
+"""
+
+
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("ccache", "cmake", "ninja", "c++"))), reason="needs ccache and a compiler"
+)
+def test_the_compilers_cache_has_what_a_precompiled_header_precedes(tmp_path: Path) -> None:
+    """As C++ tests are compiled; without their objects each stage would compile them at each landing."""
+    texts = {"CMakeLists.txt": PROJECT, "one.hpp": "#include <cstddef>\n", "one.cpp": "int main() {}\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    script = f"source {ROOT}/.ci/common.sh; cd {tmp_path}; CCACHE_BASEDIR=$PWD"
+    for _ in range(2):
+        script += "; rm -rf build; cmake -S . -B build -G Ninja; ccache -z; cmake --build build"
+    script += "; ccache --print-stats"
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("CCACHE_", "CMAKE_"))}
+    environment = {**settings, "CCACHE_DIR": str(tmp_path / "cache")}
+    command = ["bash", "-euc", script, ROOT / ".ci/test"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    counts = dict(re.findall(r"^(\w+)\t(\d+)$", run.stdout, re.MULTILINE))
+    assert counts["could_not_use_precompiled_header"] == "0"
+    assert counts["cache_miss"] == "0"
+    assert (
+        int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"]) == 2
+    )  # the header and what it precedes
