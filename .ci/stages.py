@@ -156,8 +156,16 @@ STAGES = (
     Stage(
         "slow Python tests",
         ".ci/run_slow",
-        "Python tests marked slow: files of many megabytes, whole registries where others take a part",
-        ("tests_py/hostile/", "tests_py/test_hostile.py", "tests_py/conftest.py", "benchmarks/comparison/"),
+        "Python tests marked slow: files of many megabytes, whole registries where others take a part, TorchTitan",
+        (
+            "tests_py/hostile/",
+            "tests_py/test_hostile.py",
+            "tests_py/conftest.py",
+            "benchmarks/comparison/",
+            "python/breccia/distributed/fsdp/",
+            "tests_py/torchtitan_runner.py",
+            "tests_py/test_torchtitan.py",
+        ),
         whole="--whole",
     ),
     Stage(
