@@ -301,15 +301,35 @@ def test_subnormal_scales_put_values_off_by_their_own_rounding(recipe):
     assert (errors <= near + 1e-5 * x + largest * 2.0**-149 + 2.0**-149).all()
 
 
-def test_the_largest_float32_itself_leaves_a_group_of_int8_no_values():
-    recipe = breccia.INT8ExpandedScaling(group_size=16)
-    x = np.ones((2, 16), np.float32)
+@each_recipe
+def test_the_largest_float32_itself_comes_back(recipe):
+    """INT8's scale of it is rounded up: 127 times as much is beyond float32."""
+    x = np.ones((3, recipe.group_size), np.float32)
     x[:, 3] = 0
     x[0, 0] = np.finfo(np.float32).max
-    x[1, 0] = np.nextafter(x[0, 0], np.float32(0))  # the next smaller one is like any other
-    values = breccia.dequantize(breccia.cast(x, recipe))
-    assert np.isinf(np.delete(values[0], 3)).all() and values[0, 3] == 0
-    assert np.isfinite(values[1]).all() and values[1, 0] == pytest.approx(x[1, 0], rel=1e-6)
+    x[1, 0] = np.nextafter(x[0, 0], np.float32(0))
+    x[2, :2] = -x[0, 0], -1
+    q = breccia.cast(x, recipe)
+    # a scale that no cast makes has its own largest value
+    beyond = breccia.from_buffer(q.data, np.nextafter(q.scale, np.float32(np.inf)), recipe, recipe.layout, q.exponents)
+    before = breccia.cpu_info()["backend"]
+    try:
+        for backend in (*breccia.cpu_info()["supported"], "whole arrays"):
+            if backend != "whole arrays":
+                breccia.set_backend(backend)
+            with np.errstate(all="ignore"):
+                values, other = (
+                    whole_array.dequantize(NumPy(), of, lambda a: np.asarray(a).view(np.uint8))
+                    if backend == "whole arrays"
+                    else breccia.dequantize(of)
+                    for of in (q, beyond)
+                )
+            assert np.isfinite(values).all() and not values[:, 3].any(), backend
+            np.testing.assert_allclose(values[:, 0], x[:, 0], rtol=1e-6)
+            assert (np.sign(values) == np.sign(x)).all()
+            assert np.isinf(other[0, 0]) and np.isinf(other[2, 0])
+    finally:
+        breccia.set_backend(before)
 
 
 @pytest.mark.parametrize("exponent", [0.0, -1.0, np.inf, np.nan])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import breccia
 import pytest
 import torch
 from breccia.kernels.triton.adamw import adamw_step
@@ -65,6 +66,30 @@ def test_steps_are_those_of_the_core(states: str, dtype: torch.dtype, device: st
         for moment, core in zip(moments, wanted, strict=True):  # the next step is of the same moments
             for part, other in zip(moment, core, strict=True):
                 part.copy_(other)
+
+
+@pytest.mark.parametrize("states", ["fp8", "int8"])
+def test_a_moment_of_the_largest_float32_stays_finite(states: str, device: str) -> None:
+    """INT8's scale of it is rounded up: 127 times as much is beyond float32."""
+    recipe = adamw._STATES[states]
+    rows, width = adamw._rows(8192)
+    moment = torch.ones(rows, width)
+    moment[0, 0] = torch.finfo(torch.float32).max
+    parameters = torch.zeros(2, rows * width)  # and gradients
+    options = adamw._Options(1e-2, 0.9, 0.999, 1.0, 0.0, 2)
+    steps = []
+    for where in ("cpu", device):
+        weights, gradients = parameters.to(where)
+        moments = [[part.to(where) for part in adamw._arrays(breccia.cast(moment * m, recipe))] for m in (1, 0)]
+        if len(steps) == 0:
+            adamw._step_of_codes(weights, gradients, *moments, recipe, options)
+        else:
+            adamw_step(weights, gradients, *moments, recipe, options.factors(), 4)
+        steps.append((weights.cpu(), adamw._moment([part.cpu() for part in moments[0]], recipe).dequantize()))
+    assert steps[0][0].isfinite().all()
+    assert torch.allclose(steps[1][0], steps[0][0], rtol=1e-5)
+    for _, found in steps:
+        assert torch.allclose(found[0, 0], 0.9 * moment[0, 0], rtol=1e-5)
 
 
 def close(found: list[torch.Tensor], core: list[torch.Tensor], step: int) -> None:

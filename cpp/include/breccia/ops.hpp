@@ -61,7 +61,8 @@ BRECCIA_API void cast_into(const Array& x, const Recipe& recipe, const CastOutpu
 BRECCIA_API ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& options = {});
 
 /// (decode(data) - zero_point) * scale in float32, where scale includes the global scale, rounded once more to the
-/// type of `out` (nearest even). `out` has the logical shape, any strides, and must not overlap the operand.
+/// type of `out` (nearest even); of groups with exponents see recipes::expanded. `out` has the logical shape, any
+/// strides, and must not overlap the operand.
 BRECCIA_API void dequantize_into(const ScaledTensor& scaled, const Array& out);
 /// The same into a C-contiguous array of its own.
 BRECCIA_API Array dequantize(const ScaledTensor& scaled, DType dtype = DType::float32);
@@ -106,8 +107,8 @@ enum class Precision : std::uint8_t {
 
 /// a (..., M, K) @ b (..., K, N). Codes and their scales are never rounded to a narrower type; sums are float32.
 /// Error bound of Precision::exact, u = 2^-24, against the exact product of the dequantized operands:
-/// |error| <= (min(K, 256) + K / 8 + 8) u * sum |a||b|, plus the rounding of the output type. The result does not
-/// depend on the number of threads.
+/// |error| <= (min(K, 256) + K / 8 + 8) u * sum |a||b|, plus the rounding of the output type, and K * 2^-126: bfloat16
+/// instructions have no subnormals. The result does not depend on the number of threads.
 BRECCIA_API void matmul_into(const Operand& a, const Operand& b, const Array& out,
                              Precision precision = Precision::exact);
 /// The same into a C-contiguous array of its own.

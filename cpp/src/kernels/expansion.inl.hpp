@@ -81,7 +81,7 @@ public:
     BRECCIA_INLINE_MEMBER Contraction(float scale, float exponent, float max)
         : scale_(f_set(is_known(exponent) ? scale : std::numeric_limits<float>::quiet_NaN())),
           plain_(exponent == 1.0F || !is_known(exponent)),
-          top_(f_mul(scale_, f_set(max))),
+          top_(f_set(value_of_largest(scale, max))),
           half_(f_div(f_set(0.5F), f_set(exponent))),
           largest_(logarithm<false>(f_set(max))) {}
 
@@ -98,6 +98,12 @@ public:
 
 private:
     static constexpr bool is_known(float exponent) { return exponent > 0 && exponent <= f32_max; }
+    // The scale of the largest float32 may have been rounded up, and the product be beyond float32.
+    static constexpr float value_of_largest(float scale, float max) {
+        const float value = scale * max;
+        if (abs(value) <= f32_max || !(abs(scale) <= f32_max / max)) return value;
+        return scale < 0 ? -f32_max : f32_max;
+    }
 
     F scale_;
     bool plain_;

@@ -125,8 +125,8 @@ def matmul(
     Returns:
         Array ``(..., M, N)``. Products accumulate in float32; with u = 2^-24 the error of "exact"
         against the exact product of the dequantized operands is at most
-        (min(K, 256) + K / 8 + 8) · u · Σ|a||b|, plus the rounding to ``out_dtype``. CPU results do
-        not depend on the number of threads.
+        (min(K, 256) + K / 8 + 8) · u · Σ|a||b|, plus the rounding to ``out_dtype``, and K · 2^-126:
+        bfloat16 instructions have no subnormals. CPU results do not depend on the number of threads.
 
     Raises:
         TypeError: an operand is neither, or has an unsupported dtype.

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from breccia.kernels.triton.casts.cast_block import block_scale
 from breccia.kernels.triton.device.codecs import (
+    F32_MAX,
     abs_bits,
     as_float,
     decode_e8m0,
@@ -62,7 +63,11 @@ def read_expanded(code_ptr, scale_ptr, exponent_ptr, at, group, live, inside, FO
     half = tl.div_rn(tl.full(k.shape, 0.5, tl.float32), k)
     log = ((whole - whole_of_max[:, None]) + (part - part_of_max[:, None])) * half[:, None]
     root = power_of_two(tl.minimum(tl.maximum(log, -126.0), 127.0))  # of INT8's -128 perhaps more
-    value = tl.where(size > 0, (root * (scale * ELEMENT.max)[:, None]) * with_sign(root, code), code)
+    # The scale of the largest float32 may have been rounded up, and the product be beyond float32.
+    largest = scale * ELEMENT.max
+    finite = tl.minimum(tl.maximum(largest, -F32_MAX), F32_MAX)
+    largest = tl.where(tl.abs(scale) <= F32_MAX / ELEMENT.max, finite, largest)
+    value = tl.where(size > 0, (root * largest[:, None]) * with_sign(root, code), code)
     return tl.where((k == 1.0)[:, None], code * scale[:, None], value)
 
 

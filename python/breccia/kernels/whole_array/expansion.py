@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from breccia import formats
-from breccia.kernels.whole_array.namespace import ABS_MASK, INFINITY_BITS, Namespace
+from breccia.kernels.whole_array.namespace import ABS_MASK, FLOAT32_MAX, INFINITY_BITS, Namespace
 from breccia.kernels.whole_array.rules import Stats
 from breccia.kernels.whole_array.spec import Element
 
@@ -53,10 +53,18 @@ def contract(xp: Namespace, codes: Any, scale: Any, exponent: Any, element: Elem
     log = _difference(_logarithm(xp, size), largest) * half
     # a code beyond the largest value, which no cast makes, may ask for more
     root = _power_of_two(xp, xp.minimum(xp.maximum(log, log * 0 - 126.0), log * 0 + 127.0))
-    value = (root * (scale * element.max)) * _signed(xp, root, codes)
+    value = (root * _value_of_largest(xp, scale, element)) * _signed(xp, root, codes)
     value = xp.where((bits > 0) & (bits < INFINITY_BITS), value, codes)
     known = (exponent > 0) & (exponent < float("inf"))
     return xp.where(exponent == 1, codes * scale, xp.where(known, value, value + float("nan")))
+
+
+def _value_of_largest(xp: Namespace, scale: Any, element: Element) -> Any:
+    """The scale of the largest float32 may have been rounded up, and the product be beyond float32."""
+    value = scale * element.max
+    most = np.float32(FLOAT32_MAX) / np.float32(element.max)
+    finite = xp.minimum(xp.maximum(value, scale * 0 - FLOAT32_MAX), scale * 0 + FLOAT32_MAX)
+    return xp.where((xp.bits(scale) & ABS_MASK) <= int(most.view(np.int32)), finite, value)
 
 
 def _range(element: Element) -> tuple[float, float]:
