@@ -86,10 +86,10 @@ constexpr RuleTable tables[] = {
     {"avx512_bf16", of_avx512_bf16}, {"amx", of_amx},   {"neon", of_neon},
 };
 
-bool holds(Weights weights, const Rows& w) {
-    const ScaledMatrix* codes = w.scaled_along_k();
+bool holds(Weights weights, const Product& product) {
+    const ScaledMatrix* codes = product.w.scaled_along_k();
     const bool packed = codes != nullptr && codes->packed;
-    const bool prepared = codes != nullptr && codes->lane_codes != nullptr;
+    const bool prepared = codes != nullptr && product.prepared.codes != nullptr;
     switch (weights) {
         case Weights::any: return true;
         case Weights::packed: return packed;
@@ -175,7 +175,7 @@ const Rule& choose(const Product& product, const Rule* refused) {
             looked_at = rule->path;
             entry = rule->path->suits(product);
         }
-        if (entry && rule->vectors.holds(product.total_rows() * entry->terms) && holds(rule->weights, product.w) &&
+        if (entry && rule->vectors.holds(product.total_rows() * entry->terms) && holds(rule->weights, product) &&
             holds(rule->activations, *entry, product))
             return *rule;
     }

@@ -88,8 +88,7 @@ CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::i
             .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
             .zero_row_stride = w.zero_row_stride,
             .scale_scratch = scratch,
-            .first_level_cache = first_level_cache,
-            .special = w.special == nullptr ? nullptr : w.special + begin / special_rows * w.special_row_stride};
+            .first_level_cache = first_level_cache};
 }
 
 std::int64_t span_of(const ScaledMatrix& w) { return row_span(w.grid.block_cols, w.grid.cols, w.packed); }

@@ -48,8 +48,7 @@ bool readable(ScaleType type, const std::byte* codes, std::int64_t n) {
 }
 
 bool readable_zero_points(const ScaledMatrix& w) {
-    return w.zero_point == nullptr || w.lane_zero_points != nullptr ||
-           (w.element == format_of<UInt4> && zero_points_are_bytes(w));
+    return w.zero_point == nullptr || (w.element == format_of<UInt4> && zero_points_are_bytes(w));
 }
 
 bool is_special(const std::uint8_t* codes, std::int64_t n) {

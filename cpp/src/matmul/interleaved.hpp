@@ -3,10 +3,20 @@
 // Weights as a LaneProduct reads them: groups of 16 rows side by side, a doubleword of each in turn.
 #pragma once
 
-#include "tensor/interleaved_weight.hpp"
 #include "tensor/matrix_view.hpp"
 
 namespace breccia::inline v0_4 {
+
+/// What a PreparedWeight adds to its tensor: for every matrix of a batch its codes and scales in that order.
+struct InterleavedWeight {
+    Array codes, scales;  ///< batch axes, 1, bytes of a matrix
+    std::optional<Array> zero_points;
+    std::optional<Array> special;  ///< of rows in place, which the weight keeps: see CodeRows
+    ScaleType scale_type = ScaleType::float32;
+};
+
+/// What a PreparedWeight added to the tensor, else null.
+inline const InterleavedWeight* interleaved_of(const ScaledTensor& scaled) { return scaled.interleaved_.get(); }
 
 /// How the scales of a weight come to the sums of a LaneProduct, whose members these are. `stored` scales of a row,
 /// a multiple of 4, are kept; each of the weight's own stands for `repeats` of them.

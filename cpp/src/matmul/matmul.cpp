@@ -49,6 +49,7 @@ void for_each_product(const Factors& f, Multiply multiply_one) {
     const auto product_of = [&](std::int64_t begin, std::int64_t end) {
         Product product{.table = f.table,
                         .w = Rows(f.b, f.k_axis, batch, one_weight ? 0 : begin),
+                        .prepared = PreparedRows(f.b, batch, one_weight ? 0 : begin),
                         .a = {},
                         .c = {},
                         .m = shape[shape.size() - 2],
@@ -175,6 +176,7 @@ Product question(const KernelTable& table, const Operand& a, const Operand& b, P
     const Shape shape = matmul_shape(a.shape(), b.shape());
     return {.table = table,
             .w = Rows(b, -2, {}, 0),
+            .prepared = PreparedRows(b, {}, 0),
             .a = {Rows(a, -1, {}, 0)},
             .c = {},
             .m = shape[shape.size() - 2],

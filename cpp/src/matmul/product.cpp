@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "matmul/interleaved.hpp"
+
 namespace breccia::inline v0_4 {
 
 Rows::Rows(const Operand& operand, int axis, const Shape& batch, std::int64_t index) {
@@ -52,6 +54,21 @@ void Rows::read_run(const KernelTable& kernels, std::int64_t row, std::int64_t b
     } else {
         std::get<NumberMatrix>(matrix_).read(kernels, row, begin, n, out);
     }
+}
+
+PreparedRows::PreparedRows(const Operand& weight, const Shape& batch, std::int64_t index) {
+    const InterleavedWeight* from = weight.scaled() == nullptr ? nullptr : interleaved_of(*weight.scaled());
+    if (from == nullptr) return;
+    const auto first_of = [&](const Array& array) {
+        return array.as<const std::byte>() + batch_offset(array, batch, index);
+    };
+    codes = reinterpret_cast<const std::uint8_t*>(first_of(from->codes));
+    scales = first_of(from->scales);
+    scale_type = from->scale_type;
+    if (from->zero_points) zero_points = first_of(*from->zero_points);
+    if (!from->special) return;
+    special = reinterpret_cast<const std::uint8_t*>(first_of(*from->special));
+    special_row_stride = from->special->shape.back();
 }
 
 void Product::read(std::int64_t row, std::int64_t rows, std::int64_t at, std::int64_t count, Scratch& scratch,

@@ -52,6 +52,19 @@ private:
     bool along_k_ = true;
 };
 
+/// One matrix of an InterleavedWeight; null where the weight is not prepared.
+struct PreparedRows {
+    PreparedRows() = default;
+    /// `index` counts the matrices of the batch.
+    PreparedRows(const Operand& weight, const Shape& batch, std::int64_t index);
+
+    const std::uint8_t* codes = nullptr;
+    const std::byte *scales = nullptr, *zero_points = nullptr;
+    ScaleType scale_type = ScaleType::float32;
+    const std::uint8_t* special = nullptr;
+    std::int64_t special_row_stride = 0;
+};
+
 /// A list of what there mostly is one of, which then takes no memory of its own.
 template <class T>
 class OneOrMore {
@@ -82,6 +95,7 @@ private:
 struct Product {
     const KernelTable& table;  // the caller's: a worker thread has no BackendScope
     Rows w;
+    PreparedRows prepared;
     OneOrMore<Rows> a;
     OneOrMore<OutputMatrix> c;
     std::int64_t m = 0, n = 0, k = 0;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "tensor/interleaved_weight.hpp"
 #include "tensor/number.hpp"
 
 namespace breccia::inline v0_4 {
@@ -155,17 +154,6 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
         const std::int64_t offset = global->size() == 1 ? 0 : batch_offset(*global, batch, index);
         m.global_scale = load_number<float>(global->as<const std::byte>() + offset, DType::float32);
         m.global_divides = scaled.recipe().global_divides;
-    }
-    if (const InterleavedWeight* prepared = interleaved_of(scaled)) {
-        m.lane_codes = prepared->codes.as<const std::uint8_t>() + batch_offset(prepared->codes, batch, index);
-        m.lane_scales = prepared->scales.as<const std::byte>() + batch_offset(prepared->scales, batch, index);
-        if (const auto& zeros = prepared->zero_points)
-            m.lane_zero_points = zeros->as<const std::byte>() + batch_offset(*zeros, batch, index);
-        m.lane_scale_type = prepared->scale_type;
-        if (const auto& special = prepared->special) {
-            m.special = special->as<const std::uint8_t>() + batch_offset(*special, batch, index);
-            m.special_row_stride = special->shape.back();
-        }
     }
     return m;
 }

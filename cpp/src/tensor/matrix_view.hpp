@@ -61,12 +61,6 @@ struct ScaledMatrix {
     bool expanded = false;  ///< the zero points are exponents
     float global_scale = 1;
     bool global_divides = false;
-    /// Of a prepared weight: see InterleavedWeight.
-    const std::uint8_t* lane_codes = nullptr;
-    const std::byte *lane_scales = nullptr, *lane_zero_points = nullptr;
-    ScaleType lane_scale_type = ScaleType::float32;
-    const std::uint8_t* special = nullptr;
-    std::int64_t special_row_stride = 0;
 
     /// Bytes of a row's codes, whatever lies between rows.
     [[nodiscard]] std::int64_t row_bytes() const { return packed ? (grid.cols + 1) / 2 : grid.cols; }

@@ -65,10 +65,10 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
         float* sums = buffer.data();
         float* line = sums + n * vectors;
         std::fill_n(line + n, scales, 0.0F);
-        kernel({.w = code_rows(product.table.matmul.bf16->first_level_cache, w, begin, n, line + n),
-                .x = x.data(),
-                .vectors = vectors,
-                .out = sums});
+        CodeRows rows_of_w = code_rows(product.table.matmul.bf16->first_level_cache, w, begin, n, line + n);
+        if (const PreparedRows& prepared = product.prepared; prepared.special != nullptr)
+            rows_of_w.special = prepared.special + begin / special_rows * prepared.special_row_stride;
+        kernel({.w = rows_of_w, .x = x.data(), .vectors = vectors, .out = sums});
         for (std::int64_t i = 0; i < rows; ++i) {
             for (std::int64_t j = 0; j < n; ++j) {
                 const float* parts = sums + j * vectors + i * used;

@@ -47,19 +47,20 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
     const std::int64_t quads = quads_of(product.k, w.packed), group_bytes = quads * 256;
     parallel_for((product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
                  [&](std::int64_t begin, std::int64_t end) {
+                     const PreparedRows& prepared = product.prepared;
+                     const std::int64_t stride = blocks.group_bytes(prepared.scale_type);
                      alignas(64) float line[at_once * lanes];
                      for (std::int64_t group = begin; group < end; group += at_once) {
                          const std::int64_t groups = std::min(at_once, end - group), row = group * lanes;
-                         const std::int64_t stride = blocks.group_bytes(w.lane_scale_type);
                          product.table.matmul.integers->lanes[static_cast<std::size_t>(w.element)](
-                             {.codes = w.lane_codes + group * group_bytes,
+                             {.codes = prepared.codes + group * group_bytes,
                               .groups = groups,
                               .quads = quads,
                               .run = run,
                               .runs_per_block = std::max<std::int64_t>(1, blocks.block_quads * 4 / run),
                               .scale_step = blocks.scale_step,
-                              .scales = w.lane_scales + group * stride,
-                              .scale_type = w.lane_scale_type,
+                              .scales = prepared.scales + group * stride,
+                              .scale_type = prepared.scale_type,
                               .group_scale_stride = stride,
                               .x = &x,
                               .out = line});
@@ -146,7 +147,7 @@ Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const
     const IntegerActivations x(rows, steps_of(product, w));
     const std::optional<Int8Activations> coded = int8_activations(product, w);
     const bool as_codes = coded && make_digits(product, w, *coded, x);
-    const bool prepared = rows == 1 && !as_codes && w.lane_codes != nullptr && w.zero_point == nullptr &&
+    const bool prepared = rows == 1 && !as_codes && product.prepared.codes != nullptr && w.zero_point == nullptr &&
                           kernels->lanes[element] != nullptr;
     const std::optional<LaneBlocks> blocks = prepared ? lane_blocks(w) : std::nullopt;
     const std::int64_t run = blocks ? doublewords_to_a_run(*blocks, w.packed) : 0;

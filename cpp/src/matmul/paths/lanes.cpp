@@ -79,7 +79,7 @@ public:
             const std::int64_t row = group * group_rows;
             const std::int64_t n = std::min(std::min(at_once, end - group) * group_rows, w_.grid.rows - row);
             for (const TermActivations& a : passes) {
-                if (w_.lane_codes != nullptr)
+                if (product_.prepared.codes != nullptr)
                     run_prepared(a, group, n);
                 else
                     run_rows(a, row, n);
@@ -95,12 +95,13 @@ private:
     [[nodiscard]] std::int64_t zero_bytes() const { return blocks_.stored * group_rows; }
 
     void run_prepared(const TermActivations& a, std::int64_t group, std::int64_t n) {
-        run(a, {.codes = w_.lane_codes + group * quads() * 256,
+        const PreparedRows& prepared = product_.prepared;
+        run(a, {.codes = prepared.codes + group * quads() * 256,
                 .interleaved = true,
                 .rows = n,
-                .scales = w_.lane_scales + group * blocks_.group_bytes(w_.lane_scale_type),
-                .scale_type = w_.lane_scale_type,
-                .zero_points = w_.zero_point != nullptr ? w_.lane_zero_points + group * zero_bytes() : nullptr,
+                .scales = prepared.scales + group * blocks_.group_bytes(prepared.scale_type),
+                .scale_type = prepared.scale_type,
+                .zero_points = w_.zero_point != nullptr ? prepared.zero_points + group * zero_bytes() : nullptr,
                 .out = sums_});
     }
 
@@ -194,7 +195,7 @@ std::optional<Entry> suits_lanes(const Product& product, const ScaledMatrix& w) 
 }
 
 Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
-    if (w.lane_zero_points == nullptr && !zero_points_are_small(w)) return Refusal::zero_points;
+    if (product.prepared.zero_points == nullptr && !zero_points_are_small(w)) return Refusal::zero_points;
     const LanePlan how = *lane_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
     const std::int64_t rows = product.total_rows(), terms = how.terms;
     OneOrMore<TermActivations> passes;
