@@ -4,7 +4,7 @@
 
 #include "breccia/error.hpp"
 #include "breccia/ops.hpp"
-#include "quantize/quantizer.hpp"
+#include "quantize/row_source.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"

@@ -8,8 +8,7 @@
 #include <limits>
 #include <span>
 
-#include "quantize/exact_scale.hpp"
-#include "runtime/threads.hpp"
+#include "quantize/scale_choice.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -23,15 +22,12 @@ using Chosen = TwoLevels::Chosen;
 
 class Search {
 public:
-    Search(const RowSource& source, const StoredBlocks& stored, const BlockGrid& grid, std::int64_t matrices,
-           const Recipe& recipe)
-        : source_(source),
-          stored_(stored),
-          grid_(grid),
-          rows_(matrices * grid.rows),
-          count_(rows_ * grid.grid_cols()),
+    Search(const BlockWalk& walk, const Recipe& recipe)
+        : walk_(walk),
+          stored_(*walk.source.stored()),
+          count_(walk.matrices * walk.grid.rows * walk.grid.grid_cols()),
           recipe_(recipe),
-          kernels_(source.kernels()),
+          kernels_(walk.source.kernels()),
           blocks_(count_),
           chosen_(count_) {}
 
@@ -83,29 +79,22 @@ private:
 
     // False where a block has no option; only_own: where it does not keep its values under the source's scale.
     bool read_blocks(bool only_own) {
-        const std::int64_t columns = grid_.grid_cols();
-        const std::int64_t step = blocks_of_a_piece(grid_.block_cols);
         std::atomic<bool> possible = true;
-        const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid_.cols, 1));
-        parallel_for(rows_, grain, [&](std::int64_t begin, std::int64_t end) {
-            Scratch scratch;
-            for (std::int64_t row = begin; row < end; ++row)
-                for (std::int64_t block = 0; block < columns; block += step) {
-                    if (!possible.load(std::memory_order_relaxed)) return;
-                    if (!read_run(row, block, std::min(step, columns - block), only_own, scratch)) possible = false;
-                }
+        walk_.for_each_run([&](const BlockRange& row, std::int64_t first, std::int64_t count, Scratch& scratch) {
+            if (possible.load(std::memory_order_relaxed) && !read_run(row, first, count, only_own, scratch))
+                possible = false;
         });
         return possible;
     }
 
-    bool read_run(std::int64_t row, std::int64_t first, std::int64_t count, bool only_own, Scratch& scratch) {
-        const std::int64_t size = grid_.block_cols, matrix = row / grid_.rows, in_matrix = row % grid_.rows;
-        const float* x = source_.read(matrix, in_matrix, first * size, count * size, scratch);
+    bool read_run(const BlockRange& row, std::int64_t first, std::int64_t count, bool only_own, Scratch& scratch) {
+        const std::int64_t size = walk_.grid.block_cols;
+        const float* x = walk_.read(row, first, count, scratch);
         std::array<float, piece_cols> own;
-        stored_.scales({matrix, in_matrix, in_matrix + 1, first * size, (first + 1) * size, 1}, count, own.data());
+        stored_.scales({row.matrix, row.begin_row, row.end_row, first * size, (first + 1) * size}, count, own.data());
         const PieceStats pieces(kernels_.quantize, x, count, size, false, true);
-        const bool same_codes = stored_.codes(recipe_.element, matrix, in_matrix) != nullptr;
-        Block* block = blocks_.data() + row * grid_.grid_cols() + first;
+        const bool same_codes = stored_.codes(recipe_.element, row.matrix, row.begin_row) != nullptr;
+        Block* block = blocks_.data() + (row.matrix * walk_.grid.rows + row.begin_row) * walk_.grid.grid_cols() + first;
         for (std::int64_t i = 0; i < count; ++i, ++block, x += size) {
             const auto at = static_cast<std::size_t>(i);
             const BlockStats stats = pieces.of(i);
@@ -127,7 +116,7 @@ private:
             bool kept = same_codes && option == own_scale && block.own >= products_are_normal && is_finite(block.own);
             if (!kept) {
                 const auto s = stored_exactly(block.scale(option), ScaleType::float32, bits_of(block.amax));
-                kept = s && kernels_[recipe_.element].keeps(x, grid_.block_cols, *s);
+                kept = s && kernels_[recipe_.element].keeps(x, walk_.grid.block_cols, *s);
             }
             if (kept) block.kept |= static_cast<std::uint8_t>(1U << option);
         }
@@ -185,10 +174,9 @@ private:
         return {global, recipe_.rule, std::move(blocks_), std::move(chosen_)};
     }
 
-    const RowSource& source_;
+    const BlockWalk& walk_;
     const StoredBlocks& stored_;
-    const BlockGrid& grid_;
-    std::int64_t rows_, count_;
+    std::int64_t count_;
     const Recipe& recipe_;
     const KernelTable& kernels_;
     WorkBuffer<Block> blocks_;
@@ -233,9 +221,28 @@ bool TwoLevels::keeps_own(std::int64_t first, std::int64_t count) const {
     return true;
 }
 
-std::optional<TwoLevels> exact_two_levels(const RowSource& source, const StoredBlocks& stored, const BlockGrid& grid,
-                                          std::int64_t matrices, const Recipe& recipe) {
-    return Search(source, stored, grid, matrices, recipe).run();
+void TwoLevels::write(const BlockWalk& walk, Format element, const BlockWriter& to) const {
+    to.write_global_scale(global_scale_);
+    const std::int64_t size = walk.grid.block_cols;
+    walk.for_each_run([&](const BlockRange& row, std::int64_t first, std::int64_t count, Scratch& scratch) {
+        const std::uint8_t* own = walk.source.stored()->codes(element, row.matrix, row.begin_row);
+        const std::int64_t index = to.block_at(row.matrix, row.begin_row, first);
+        if (own != nullptr && keeps_own(index, count)) {
+            std::copy_n(own + first * size / 2, count * size / 2, to.codes(row.matrix, row.begin_row, first * size));
+            for (std::int64_t i = index; i < index + count; ++i) *to.scale(i) = std::byte{chosen_.data()[i].code};
+            return;
+        }
+        const float* x = walk.read(row, first, count, scratch);
+        for (std::int64_t j = 0; j < count; ++j) {
+            const BlockScale s = scale(index + j);
+            to.write_scale(index + j, s);
+            to.encode(x + j * size, size, s, row.matrix, row.begin_row, (first + j) * size);
+        }
+    });
+}
+
+std::optional<TwoLevels> exact_two_levels(const BlockWalk& walk, const Recipe& recipe) {
+    return Search(walk, recipe).run();
 }
 
 }  // namespace breccia::inline v0_4

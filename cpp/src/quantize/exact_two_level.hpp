@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "quantize/block_writer.hpp"
 #include "quantize/stored_blocks.hpp"
 #include "runtime/workspace.hpp"
 
@@ -34,24 +35,21 @@ public:
     TwoLevels(float global_scale, ScaleRule rule, WorkBuffer<Block> blocks, WorkBuffer<Chosen> chosen)
         : global_scale_(global_scale), rule_(rule), blocks_(std::move(blocks)), chosen_(std::move(chosen)) {}
 
-    /// As the recipe stores it.
-    [[nodiscard]] float global_scale() const { return global_scale_; }
+    /// Writes the tensor that is walked: blocks that keep the source's scales and codes are copied.
+    void write(const BlockWalk& walk, Format element, const BlockWriter& to) const;
+
+private:
     [[nodiscard]] BlockScale scale(std::int64_t block) const;
-    /// The stored scale, of blocks that keep their source's.
-    [[nodiscard]] std::uint8_t code(std::int64_t block) const { return chosen_.data()[block].code; }
     /// Whether blocks keep their source's scales, and so codes of the same format.
     [[nodiscard]] bool keeps_own(std::int64_t first, std::int64_t count) const;
 
-private:
-    float global_scale_;
+    float global_scale_;  // as the recipe stores it
     ScaleRule rule_;
     WorkBuffer<Block> blocks_;
     WorkBuffer<Chosen> chosen_;
 };
 
-/// `stored`: what the source's values are stored as. None where no such scales are found: a block with an infinity has
-/// none.
-std::optional<TwoLevels> exact_two_levels(const RowSource& source, const StoredBlocks& stored, const BlockGrid& grid,
-                                          std::int64_t matrices, const Recipe& recipe);
+/// Of a source that is stored already. None where no such scales are found: a block with an infinity has none.
+std::optional<TwoLevels> exact_two_levels(const BlockWalk& walk, const Recipe& recipe);
 
 }  // namespace breccia::inline v0_4

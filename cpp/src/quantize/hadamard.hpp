@@ -3,7 +3,7 @@
 // The random Hadamard transform of a cast's rows.
 #pragma once
 
-#include "quantize/quantizer.hpp"
+#include "quantize/row_source.hpp"
 
 namespace breccia::inline v0_4 {
 

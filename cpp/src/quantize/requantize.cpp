@@ -5,6 +5,7 @@
 
 #include "breccia/error.hpp"
 #include "breccia/ops.hpp"
+#include "quantize/quantizer.hpp"
 #include "quantize/stored_blocks.hpp"
 #include "tensor/checks.hpp"
 

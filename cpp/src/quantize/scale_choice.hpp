@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "quantize/exact_scale.hpp"
 #include "quantize/importance.hpp"
@@ -20,11 +21,44 @@ inline void merge(BlockStats& total, const BlockStats& part) {
     total.max = std::max(total.max, part.max);
 }
 
+/// Statistics of the blocks of a run: by one call where all are finite and their largest magnitudes are all that is
+/// asked for.
+class PieceStats {
+public:
+    /// `range`: whether the least and the largest value are asked for, too.
+    PieceStats(const QuantizeKernels& kernels, const float* x, std::int64_t blocks, std::int64_t size, bool range,
+               bool amax_decides)
+        : kernels_(kernels), x_(x), size_(size), range_(range) {
+        finite_ = amax_decides && size % amax_lanes == 0 &&
+                  static_cast<std::uint32_t>(kernels.block_amax(x, blocks, size, amax_.data())) < f32_infinity_bits;
+    }
+
+    [[nodiscard]] BlockStats of(std::int64_t block) const {
+        if (!finite_) return kernels_.stats(x_ + block * size_, size_, range_);
+        return {.amax_bits = static_cast<std::uint32_t>(amax_[static_cast<std::size_t>(block)])};
+    }
+    /// The bits of the amaxes of a block and those after it; null where a value is not finite, or scales need more.
+    [[nodiscard]] const std::int32_t* amax_bits(std::int64_t block) const {
+        return finite_ ? amax_.data() + block : nullptr;
+    }
+
+private:
+    const QuantizeKernels& kernels_;
+    const float* x_;
+    std::int64_t size_;
+    bool range_, finite_ = false;
+    std::array<std::int32_t, piece_cols / amax_lanes> amax_;
+};
+
 class ScaleChoice {
 public:
     /// Of two-level recipes `params` may get the global scale later, before a scale is chosen.
-    ScaleChoice(const RowSource& source, const KernelTable& kernels, const Recipe& recipe, const ScaleParams& params)
-        : source_(source), kernels_(kernels), format_(kernels[recipe.element]), recipe_(recipe), params_(params) {}
+    ScaleChoice(const RowSource& source, const Recipe& recipe, const ScaleParams& params)
+        : source_(source),
+          kernels_(source.kernels()),
+          format_(kernels_[recipe.element]),
+          recipe_(recipe),
+          params_(params) {}
 
     /// Whether a finite block's largest magnitude is all that its scale depends on, exact scales apart.
     [[nodiscard]] bool amax_decides() const { return params_.search == ScaleSearch::amax && !needs_range(); }
@@ -73,6 +107,12 @@ public:
             return source_.all_pieces(
                 b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) { return body(x, n); });
         });
+    }
+
+    /// The same of a block that was read.
+    [[nodiscard]] std::optional<BlockScale> kept(const BlockRange& b, const float* x, std::int64_t n) const {
+        if (source_.stored() == nullptr) return std::nullopt;
+        return exact_scale(b, kernels_.quantize.stats(x, n, needs_range()), [&](auto body) { return body(x, n); });
     }
 
     /// The same of values that all_runs(body) hands to body(values, count), which returns whether it wants more.

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "quantize/quantizer.hpp"
+#include "quantize/row_source.hpp"
 
 namespace breccia::inline v0_4 {
 
