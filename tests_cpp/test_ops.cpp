@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "support.hpp"
 #include "tensor/matrix_view.hpp"
@@ -20,6 +21,18 @@ TEST(Cast, FormatsThatAreNoTargetsAreRefused) {
             EXPECT_NO_THROW(cast_x()) << format.name;
         else
             EXPECT_THAT(message_of(Error::Kind::value, cast_x), testing::HasSubstr(std::string(format.name)));
+    }
+}
+
+TEST(ScaledTensor, TheGridIsThatOfItsLayoutAndShape) {
+    std::vector<float> x = heavy_tailed(130, 256, 1, 3);
+    const auto fields = [](const BlockGrid& g) {
+        return std::tuple(g.rows, g.cols, g.block_rows, g.block_cols, g.empty_grid_cols);
+    };
+    for (const Recipe& recipe : all_recipes()) {
+        const ScaledTensor scaled = cast(array_of(x, {130, 256}), recipe);
+        for (const ScaledTensor& either : {scaled, scaled.transposed()})
+            EXPECT_EQ(fields(either.grid()), fields(either.layout().grid(either.shape()))) << describe(recipe);
     }
 }
 

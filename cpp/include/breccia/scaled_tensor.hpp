@@ -21,7 +21,7 @@ struct Extras {
 /// An immutable block-scaled tensor: value = (decode(data) - zero_point) * scale, where the global scale has multiplied
 /// the block's scale, or divided it where the recipe says so, in float32. Where the recipe is one with exponents k,
 /// value = sign(code) * amax * (|code| / max)^(1 / k), with amax = max * scale, max being the format's largest value; k
-/// = 1 stands for code * scale.
+/// = 1 stands for code * scale. The amax of a scale that a cast makes is at most the largest float32.
 ///
 /// The constructor checks every invariant once; nothing downstream checks again. Arrays may be owned or borrowed,
 /// of any strides; copies and transposed views share them.
@@ -42,6 +42,8 @@ public:
     /// @}
 
     [[nodiscard]] const Shape& shape() const { return shape_; }  ///< logical: counts values, not bytes
+    /// The layout's blocks of each of its matrices.
+    [[nodiscard]] const BlockGrid& grid() const { return grid_; }
     /// Whether two codes share a byte.
     [[nodiscard]] bool is_packed() const { return packed_; }
     /// What the scale holds, which need not be what the recipe makes.
@@ -71,6 +73,7 @@ private:
     Layout layout_;
     Extras extras_;
     Shape shape_;
+    BlockGrid grid_;
     ScaleType scale_type_ = ScaleType::float32;
     bool packed_ = false;
     std::shared_ptr<const InterleavedWeight> interleaved_;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "breccia/ops.hpp"
-#include "tensor/output.hpp"
+#include "tensor/matrix_view.hpp"
 
 namespace breccia::inline v0_4 {
 

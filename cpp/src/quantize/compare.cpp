@@ -279,7 +279,7 @@ Magnitudes error_magnitudes(const Operand& reference, const Operand& tensor, flo
 
 std::vector<std::int64_t> count_codes(const ScaledTensor& scaled) {
     check_memory(scaled, "scaled");
-    const BlockGrid grid = scaled.layout().grid(scaled.shape());
+    const BlockGrid& grid = scaled.grid();
     const Shape batch = batch_shape(scaled.shape());
     const std::int64_t pieces = scaled.is_packed() ? (grid.cols + 1) / 2 : grid.cols;
     const std::size_t codes = std::size_t{1} << static_cast<unsigned>(info(scaled.recipe().element).bits);

@@ -8,7 +8,7 @@
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
-#include "tensor/output.hpp"
+#include "tensor/matrix_view.hpp"
 
 namespace breccia::inline v0_4 {
 
@@ -21,7 +21,7 @@ void dequantize_into(const ScaledTensor& scaled, const Array& out) {
     const IeeeArithmetic arithmetic;
     const KernelTable& table = kernels();
     const Shape batch = batch_shape(shape);
-    const BlockGrid grid = scaled.layout().grid(shape);
+    const BlockGrid& grid = scaled.grid();
     constexpr std::int64_t piece = 4096;
     const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid.cols, 1));
     const bool has_kernel = out.type.dtype() != DType::float64;

@@ -98,13 +98,18 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
     return m;
 }
 
+const std::byte* NumberMatrix::run(std::int64_t row, std::int64_t begin, std::int64_t n) const {
+    const std::byte* first = data + row * row_stride + begin * col_stride;
+    const std::size_t size = size_of(dtype);
+    const bool side_by_side = col_stride == static_cast<std::int64_t>(size) || n <= 1;
+    return side_by_side && reinterpret_cast<std::uintptr_t>(first) % size == 0 ? first : nullptr;
+}
+
 const float* NumberMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                                 std::vector<float>& scratch) const {
     if (n == 0) return scratch.data();  // memory without elements may be null, to which nothing can be added
-    const std::byte* first = data + row * row_stride + begin * col_stride;
-    const bool contiguous = col_stride == sizeof(float) || n <= 1;
-    if (dtype == DType::float32 && contiguous && reinterpret_cast<std::uintptr_t>(first) % sizeof(float) == 0)
-        return reinterpret_cast<const float*>(first);
+    if (dtype == DType::float32)
+        if (const std::byte* first = run(row, begin, n)) return reinterpret_cast<const float*>(first);
     if (scratch.size() < static_cast<std::size_t>(n)) scratch.resize(static_cast<std::size_t>(n));
     read(kernels, row, begin, n, scratch.data());
     return scratch.data();
@@ -113,12 +118,17 @@ const float* NumberMatrix::read(const KernelTable& kernels, std::int64_t row, st
 void NumberMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                         float* out) const {
     if (n == 0) return;
-    const std::byte* first = data + row * row_stride + begin * col_stride;
-    const bool contiguous = col_stride == static_cast<std::int64_t>(size_of(dtype)) || n <= 1;
-    if (contiguous && reinterpret_cast<std::uintptr_t>(first) % size_of(dtype) == 0)
-        kernels.dequantize.load[static_cast<std::size_t>(dtype)](first, n, out);
-    else
-        for (std::int64_t i = 0; i < n; ++i) out[i] = load_number<float>(first + i * col_stride, dtype);
+    if (const std::byte* first = run(row, begin, n))
+        return kernels.dequantize.load[static_cast<std::size_t>(dtype)](first, n, out);
+    for (std::int64_t i = 0; i < n; ++i)
+        out[i] = load_number<float>(data + row * row_stride + (begin + i) * col_stride, dtype);
+}
+
+void OutputMatrix::write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
+                         const float* x) const {
+    if (void* first = in_place(row, begin, n))
+        return kernels.dequantize.store[static_cast<std::size_t>(dtype)](x, n, first);
+    for (std::int64_t i = 0; i < n; ++i) store_number(at(row, begin + i), dtype, x[i]);
 }
 
 ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::int64_t index) {
@@ -127,7 +137,7 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     const Array& data = scaled.data();
     ScaledMatrix m;
     m.element = scaled.recipe().element;
-    m.grid = layout.grid(scaled.shape());
+    m.grid = scaled.grid();
     // A block may be larger than any matrix; the kernels' sums of a few sizes must fit in 63 bits.
     constexpr std::int64_t largest = std::int64_t{1} << 48;
     m.grid.block_rows = std::min(m.grid.block_rows, largest);

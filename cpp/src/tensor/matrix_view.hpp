@@ -28,7 +28,9 @@ struct NumberMatrix {
     std::int64_t rows = 0, cols = 0;
     std::int64_t row_stride = 0, col_stride = 0;  // bytes
 
-    /// Elements [begin, begin + n) of a row: in place where they are contiguous float32, else through `scratch`.
+    /// Where elements [begin, begin + n) of a row lie, side by side and aligned; else null.
+    [[nodiscard]] const std::byte* run(std::int64_t row, std::int64_t begin, std::int64_t n) const;
+    /// Elements [begin, begin + n) of a row: in place where they are such a run of float32, else through `scratch`.
     const float* read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                       std::vector<float>& scratch) const;
     /// The same, copied to `out`.
@@ -37,6 +39,23 @@ struct NumberMatrix {
 
 /// `index` counts the matrices of the batch; axis -2 swaps rows and columns.
 NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std::int64_t index);
+
+/// A matrix of numbers that is written.
+struct OutputMatrix : NumberMatrix {
+    [[nodiscard]] std::byte* at(std::int64_t row, std::int64_t col) const {
+        return const_cast<std::byte*>(data) + row * row_stride + col * col_stride;
+    }
+    /// Where such a run lies, else null.
+    [[nodiscard]] void* in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const {
+        return const_cast<std::byte*>(run(row, begin, n));
+    }
+    /// Rounds to the matrix's type, nearest even.
+    void write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, const float* x) const;
+};
+
+inline OutputMatrix output_matrix(const Array& out, int axis, const Shape& batch, std::int64_t index) {
+    return {number_matrix(out, axis, batch, index)};
+}
 
 /// Working memory of one thread; sized on first use, then reused row after row.
 struct Scratch {

@@ -27,6 +27,7 @@ ScaledTensor::ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout
     check_scale();
     resolve_shape();
     layout_.validate(shape_, scale_.shape);
+    grid_ = layout_.grid(shape_);
     check_zero_point();
     check_global_scale();
 }
