@@ -214,6 +214,9 @@ def test_refusals():
     wrong = [
         (TypeError, f"{of_x} a bfloat16, float16 or float32 tensor, got torch.f", (x.double(), index, weights)),
         (ValueError, rf"{of_x} \(..., 256\), got shape \(150, 128\)", (x[:, :128], index, weights)),
+        (TypeError, f"{of_x} a torch tensor, got ndarray", (x.detach().numpy(), index, weights)),
+        (TypeError, f"{of_index} a torch tensor, got ndarray", (x, index.numpy(), weights)),
+        (TypeError, f"{of_weights} a torch tensor, got list", (x, index, weights.tolist())),
         (TypeError, f"{of_index} a tensor of integers, got torch.float32", (x, index.float(), weights)),
         (TypeError, f"{of_weights} a tensor of floats, got torch.int64", (x, index, index)),
         (ValueError, rf"{of_index} \(150, k\) as hidden_states has it, got shape \(149, 2\)", (x, index[1:], weights)),
@@ -223,6 +226,22 @@ def test_refusals():
     for kind, message, given in wrong:
         with pytest.raises(kind, match=message):
             layer(*given)
+
+
+def test_a_model_around_it_compiles():
+    """`torch.compile` leaves the layer out, for which Inductor has no code on CPUs, and takes what is around it."""
+    torch._dynamo.reset()
+    layer, x, index, weights, grad = drawn()
+
+    def around(x):
+        return layer(x * 2, index, weights) + x
+
+    y = torch.compile(around)(x)
+    found = torch.autograd.grad(y, [x, layer.gate_up_proj], grad)
+    z = around(x)
+    wanted = torch.autograd.grad(z, [x, layer.gate_up_proj], grad)
+    for one, other in zip((y, *found), (z, *wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import breccia
 import cases
 import numpy as np
 import pytest
-from breccia.autograd import block_width
+from breccia.autograd import LinearRecipes, block_width
 
 torch = pytest.importorskip("torch")
-from breccia.nn import QuantizedLinear, ScaledLinear  # noqa: E402
+from breccia.nn import QuantizedLinear, ScaledExperts, ScaledLinear  # noqa: E402
 
 K, N = 256, 384  # whole blocks of every recipe
 WEIGHTS = {name: recipe for name, recipe in cases.RECIPES.items() if name != "int4-unsigned"}
@@ -362,3 +362,43 @@ def test_no_verb_cuts_a_gradient_in_silence():
         assert grad.abs().sum() > 0
     assert not hasattr(breccia.cast(x, "nvfp4"), "requires_grad")
     np.testing.assert_array_equal(breccia.cast(x, "nvfp4").numpy(), breccia.cast(x.detach(), "nvfp4").numpy())
+
+
+def test_a_gradient_of_gradients_is_right_or_refused():
+    """As penalties on gradients take it. Of codes there is none, and nothing of a penalty is left out in silence."""
+    q = breccia.cast(torch.from_numpy(cases.normal((N, K), 1, 0.05)), "nvfp4")
+    stack, ends = breccia.stack([q, q]), torch.tensor([0, 4, 15])
+    experts = ScaledExperts(2, K, 128)
+    choice = torch.zeros(15, 1, dtype=torch.long), torch.ones(15, 1)
+    for layer in (
+        *(ScaledLinear(K, N, recipes=recipes) for recipes in (LinearRecipes.fp8(), LinearRecipes.delayed())),
+        QuantizedLinear(q, None, gradients="fp8:e5m2"),
+        QuantizedLinear(q, None, "fp8", gradients="fp8:e5m2"),
+        lambda x: breccia.grouped_matmul(x.reshape(15, K), stack, ends),
+        lambda x: experts(x.reshape(15, K), *choice),
+    ):
+        x = inputs()
+        (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            (grad.square().sum() + x.sum()).backward()
+    for gradients in (None, "bf16"):
+        x = inputs()
+        exact = x.detach().double().requires_grad_()
+        products = QuantizedLinear(q, None, gradients=gradients)(x), exact @ q.dequantize().double().T
+        firsts = [
+            torch.autograd.grad(y.tanh().sum(), v, create_graph=True)[0]
+            for y, v in zip(products, (x, exact), strict=True)
+        ]
+        found, wanted = (torch.autograd.grad(g.square().sum(), v)[0] for g, v in zip(firsts, (x, exact), strict=True))
+        assert (found - wanted).norm() < (1e-6 if gradients is None else 1e-2) * wanted.norm()
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (np.ones((2, K), np.float32), "input must be a torch tensor, got ndarray"),
+    (torch.ones(2, K, dtype=torch.int32), "input must be of a float dtype, got torch.int32"),
+    (torch.ones(2, K, dtype=torch.complex64), "input must be of a float dtype, got torch.complex64"),
+])  # fmt: skip
+def test_inputs_are_checked(wrong, message):
+    for layer in (layer_of(breccia.NVFP4BlockScaling()), ScaledLinear(K, N)):
+        with pytest.raises(TypeError, match=message):
+            layer(wrong)

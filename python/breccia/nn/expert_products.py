@@ -16,6 +16,7 @@ import itertools
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from breccia import verbs
 from breccia.frameworks.torch.tensors import NATIVE, cast_here, parts_to_tensor
@@ -183,6 +184,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         return combine(y, routed.place)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Any) -> Any:
         *parts, inner, given, offsets, source, place = ctx.saved_tensors
         routed = Routes(offsets, source, place)
@@ -212,6 +214,7 @@ def _given(weights: Any, routed: Routes) -> Any:
     return given[:rows]
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # Inductor has no E8M0 in the code it makes for CPUs
 def apply(x: Any, gate_up: Any, down: Any, index: Any, weights: Any) -> Any:
     """The layer of x (T, H): weights (E, 2 I, H) and (E, H, I), choices and what they give (T, k)."""
     return _Experts.apply(x, gate_up, down, index, weights)

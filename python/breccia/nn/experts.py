@@ -79,7 +79,7 @@ class ScaledExperts(torch.nn.Module):  # type: ignore[misc]
             TypeError: a dtype is not what it must be.
             ValueError: shapes or devices do not match.
         """
-        x = as_autocast(hidden_states)
+        x = as_autocast(hidden_states, "hidden_states")
         self._check(x, top_k_index, top_k_weights)
         choices = top_k_index.shape[-1]
         y = expert_products.apply(
@@ -89,6 +89,9 @@ class ScaledExperts(torch.nn.Module):  # type: ignore[misc]
         return y.reshape(x.shape)
 
     def _check(self, x: Any, index: Any, weights: Any) -> None:
+        for name, tensor in (("top_k_index", index), ("top_k_weights", weights)):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"{name} must be a torch tensor, got {type(tensor).__name__}")
         if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise TypeError(f"hidden_states must be a bfloat16, float16 or float32 tensor, got {x.dtype}")
         if x.ndim < 1 or x.shape[-1] != self.hidden_size:

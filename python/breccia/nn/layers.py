@@ -386,8 +386,12 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return self
 
 
-def as_autocast(x: Any) -> Any:
+def as_autocast(x: Any, argument: str = "input") -> Any:
     """An input as ``torch.autocast`` has those of linear layers: in its dtype, but for float64."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{argument} must be a torch tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{argument} must be of a float dtype, got {x.dtype}")
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.dtype == torch.float64:
         return x

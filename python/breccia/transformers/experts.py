@@ -106,7 +106,7 @@ class StackedLinear(QuantizedLinear):
 
     def forward(self, x: Any, offsets: Any) -> Any:  # type: ignore[override]  # rows are of many experts
         """Rows ``offsets[e]`` to ``offsets[e + 1]`` by the matrix of expert e; gradients flow to ``x``."""
-        x = as_autocast(x)
+        x = as_autocast(x, "x")
         y = self._differentiable(x, offsets)
         if y is not None:
             return y

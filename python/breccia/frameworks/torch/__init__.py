@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from breccia import _core
 from breccia.frameworks.torch import gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
@@ -306,6 +307,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         return products.forward(x, _operand_of(w, products))
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Any) -> Any:
         x, w = ctx.saved_tensors
         needs_x, needs_w = ctx.needs_input_grad[:2]

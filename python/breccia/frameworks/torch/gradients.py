@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from breccia.autograd import block_width
 from breccia.frameworks.torch import operators  # noqa: F401 (defines the other operators)
@@ -96,17 +97,26 @@ def _context(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
+    rounded = ctx.gradients not in ("", BF16)
+    made = (_of_input_once if rounded or ctx.grouped else _of_input)(ctx, grad, saved)
+    if ctx.clips:
+        made = torch.where(saved[ctx.parts], made, 0)
+    return made, None, None, [None] * ctx.parts, None, None, None
+
+
+def _of_input(ctx: Any, grad: Any, saved: list[Any]) -> Any:
+    """G(dy) · W."""
     weight = unflatten(saved[: ctx.parts], ctx.w_key)
-    flat = grad.reshape(-1, grad.shape[-1])
-    operand = _quantized_gradient(flat, ctx.gradients)
+    operand = _quantized_gradient(grad.reshape(-1, grad.shape[-1]), ctx.gradients)
     if ctx.grouped:
         made = torch.ops.breccia.grouped_gradient(*flatten(operand), *flatten(weight), saved[-1], ctx.dtype)
     else:
         made = torch.ops.breccia.matmul(*flatten(operand), *flatten(weight), ctx.dtype, "exact")
-    made = made.reshape(*grad.shape[:-1], made.shape[-1])
-    if ctx.clips:
-        made = torch.where(saved[ctx.parts], made, 0)
-    return made, None, None, [None] * ctx.parts, None, None, None
+    return made.reshape(*grad.shape[:-1], made.shape[-1])
+
+
+# Of codes and of rows by many matrices the gradient of a gradient is an error, not zero.
+_of_input_once: Any = once_differentiable(_of_input)
 
 
 def _quantized_gradient(grad: Any, gradients: str) -> Any:
@@ -149,11 +159,16 @@ def _grouped_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grouped_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-    *w, offsets = ctx.saved_tensors
     of_x: list[Any] = [None] * ctx.counts[0]
     if not ctx.x_key and ctx.needs_input_grad[0][0]:
-        of_x = [torch.ops.breccia.grouped_gradient([grad], "", w, ctx.w_key, offsets, ctx.dtype)]
+        of_x = [_of_rows_once(ctx, grad)]
     return of_x, None, [None] * ctx.counts[1], None, None, None
+
+
+@once_differentiable  # type: ignore[untyped-decorator]
+def _of_rows_once(ctx: Any, grad: Any) -> Any:
+    *w, offsets = ctx.saved_tensors
+    return torch.ops.breccia.grouped_gradient([grad], "", w, ctx.w_key, offsets, ctx.dtype)
 
 
 for _name, _implementation, _fake in (
