@@ -135,6 +135,15 @@ def test_what_k_quants_cannot_do_is_noted(wide: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "x.gguf").exists()
 
 
+def test_feedback_is_named_only_where_it_helps(wide: Path, tmp_path: Path) -> None:
+    for kind, helps in (("q4_k", False), ("q4_0", True)):
+        base, out = tmp_path / f"{kind}.gguf", tmp_path / f"{kind}-out.gguf"
+        convert(wide, base, f"gguf:{kind}")
+        adapter(tmp_path / kind, shapes_of(GgufFile(base)), factor=0.01)
+        (note,) = (one for one in merge_lora(base, tmp_path / kind, out)["notes"] if "keep less than" in one)
+        assert ("--rounding feedback keeps more" in note) == helps, kind
+
+
 def test_feedback_in_types_with_recipes(wide: Path, tmp_path: Path) -> None:
     for kind in RECIPES:
         convert(wide, tmp_path / "base.gguf", f"gguf:{kind}", force=True)

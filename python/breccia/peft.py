@@ -34,6 +34,7 @@ from peft.tuners.lora.dora import DoraLinearLayer  # noqa: E402
 from peft.tuners.lora.layer import Linear  # noqa: E402
 from peft.tuners.lora.variants import DoraLinearVariant  # noqa: E402
 from peft.tuners.tuners_utils import check_adapters_to_merge  # noqa: E402
+from peft.utils.other import ModulesToSaveWrapper  # noqa: E402
 
 from breccia import comparison, verbs  # noqa: E402
 from breccia.checkpoint.lora.feedback import OfRows, round_change  # noqa: E402
@@ -413,5 +414,25 @@ def _find_devices_by_codes() -> None:
     lora_model.get_device_map = get_device_map
 
 
+def _refuse_codes_to_save() -> None:
+    """PEFT trains a copy of each module that ``modules_to_save`` names; of codes nothing would learn, in silence."""
+    made = ModulesToSaveWrapper.check_module
+    if getattr(made, "_refuses_codes", False):
+        return
+
+    @functools.wraps(made)
+    def check_module(self: ModulesToSaveWrapper) -> None:
+        made(self)
+        if any(isinstance(module, QuantizedLinear) for module in self.original_module.modules()):
+            raise ValueError(
+                "modules_to_save must be modules without layers of codes, which do not learn, got a "
+                f"{type(self.original_module).__name__}: name it in target_modules, or leave it out when you quantize"
+            )
+
+    check_module._refuses_codes = True  # type: ignore[attr-defined]
+    ModulesToSaveWrapper.check_module = check_module
+
+
 _register_all()
+_refuse_codes_to_save()
 _find_devices_by_codes()

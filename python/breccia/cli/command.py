@@ -153,7 +153,8 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         choices=["nearest", "stochastic", "feedback"],
         help="of quantized weights: by chance, or with later columns making good what one loses (default: nearest)",
     )
-    merge.add_argument("--seed", type=whole, metavar="N", help="of --rounding stochastic or feedback (default: 0)")
+    drawn = "of --rounding stochastic or feedback (default: 0); alone it asks for stochastic"
+    merge.add_argument("--seed", type=whole, metavar="N", help=drawn)
     merge.add_argument("--stochastic", type=whole, metavar="SEED", help="the same as --rounding stochastic --seed SEED")
     merge.add_argument("--moments", metavar="FILE", help="of --rounding feedback: moments, of calibrate")
     add_device(merge, "weights are quantized again")

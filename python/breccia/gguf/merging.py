@@ -97,6 +97,10 @@ class MergeInPlace(Merge):
         self.checkpoint.release(found)
         return self.bad.get(found.name, 0)
 
+    def takes_rounding(self, choice: Choice) -> bool:
+        """Only kinds that are a recipe's codes: K-quants and floats are rounded to nearest."""
+        return _file_of(self.checkpoint).kinds[next(iter(choice.found.parts.values()))] in RECIPE_OF
+
     def _stored(self, choice: Choice) -> dict[str, Any]:
         """What the file stores of a tensor with its change, by name."""
         found = choice.found

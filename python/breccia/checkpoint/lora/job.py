@@ -100,6 +100,10 @@ class Merge(Job):
         self.bad[found.name] = counted(whole)
         return whole
 
+    def takes_rounding(self, choice: Choice) -> bool:
+        """Whether a tensor is rounded as it was asked for, and not always to nearest."""
+        return choice.found.format != "plain"
+
     def _made(self, choice: Choice) -> ScaledTensor:
         found, recipe = choice.found, choice.recipe
         assert recipe is not None
@@ -157,7 +161,8 @@ class Merge(Job):
         if not short:
             return super()._all_notes()
         least = min(short, key=lambda name: short[name])
-        better = "" if self.rounding.rounding == "feedback" else ": --rounding feedback keeps more"
+        draws = any(self.takes_rounding(choice) for choice in self.plan.choices if choice.found.name in short)
+        better = ": --rounding feedback keeps more" if draws and self.rounding.rounding != "feedback" else ""
         text = (
             f"{len(short)} of {len(self.rounded)} tensors keep less than {_ENOUGH:.0%} of the adapter's change when "
             f"they are rounded, {least} the least, {round(short[least], 3) + 0.0:.1%}{better}"
