@@ -2,6 +2,7 @@
 """Mistakes of people who try it for the first time: each is answered by one sentence that says what to do instead."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,9 @@ def test_a_long_next_step_can_be_pasted() -> None:
     assert " ".join("".join(lines).replace("\\", "").split()) == f"next: {command}"
     assert next_step("vllm serve out") == ["next: vllm serve out"]
     assert next_step(f"vllm serve {'x' * 90}") == ["next: vllm serve \\", f"  {'x' * 90}"]  # a path stays whole
+    words = shlex.split(" ".join(next_step("vllm serve {out} --model {base}", out="it's *", base="b " * 50)))
+    assert [word for word in words if word.strip()] == ["next:", "vllm", "serve", "it's *", "--model", "b " * 50]
+    assert next_step("f({out!r})", out="it's *") == ['next: f("it\'s *")']
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The C functions from Rust: a weight (64, 256) in NVFP4, times one row of activations. Against a shared breccia:
-//     rustc -L native=<prefix>/lib -l dylib=breccia_c linear.rs
+//     rustc --edition 2021 -L native=<prefix>/lib -l dylib=breccia_c linear.rs
 use std::{ffi::{c_char, c_void, CStr}, mem::size_of, ptr::{null, null_mut}};
 
 #[repr(C)]

@@ -3,6 +3,7 @@
 
 import copy
 import io
+import pickle
 
 import breccia
 import cases
@@ -39,6 +40,30 @@ def test_layers_are_swapped_and_the_state_round_trips(recipe):
         layer.weight_data.view(torch.uint8).zero_()
     other.load_state_dict(torch.load(file, weights_only=True))
     torch.testing.assert_close(other(x), y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("recipe", cases.RECIPES.values(), ids=cases.RECIPES)
+def test_layers_copy_and_pickle(recipe):
+    """By pickle alone, too, from which torch's tensors of 8 bits do not come back."""
+    torch.manual_seed(0)
+    layer = breccia.quantize(torch.nn.Linear(256, 32), recipe, activations="fp8-row")
+    x = torch.randn(4, 256)
+
+    def saved(one):
+        torch.save(one, file := io.BytesIO())
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+
+    for again_by in (lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy, copy.copy, saved):
+        again = again_by(layer)
+        assert torch.equal(again(x), layer(x))
+        assert [part.dtype for part in again.buffers()] == [part.dtype for part in layer.buffers()]
+    both = copy.deepcopy(torch.nn.ModuleList([layer, layer]))
+    assert both[0] is both[1]
+    older = {**layer.__getstate__(), "_buffers": dict(layer._buffers)}  # as torch.save wrote it before
+    again = type(layer).__new__(type(layer))
+    again.__setstate__(older)
+    assert torch.equal(again(x), layer(x))
 
 
 def test_conversions_of_the_model_leave_codes_alone():

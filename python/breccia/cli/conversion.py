@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 _STARTS = {
     "vLLM": "vllm serve {out}",
     "SGLang": "python -m sglang.launch_server --model-path {out}",
-    "transformers": "transformers.AutoModelForCausalLM.from_pretrained('{out}')",
+    "transformers": "transformers.AutoModelForCausalLM.from_pretrained({out!r})",
     "llama.cpp": "llama-server -m {out}",
     "mlx-lm": "mlx_lm.generate --model {out} --prompt Hello",
     "ComfyUI": "copy {out} to ComfyUI/models/diffusion_models",
@@ -122,16 +122,28 @@ def following(report: Mapping[str, Any], target: Bridge) -> list[str]:
     whole = out.is_file() if in_one else (out / "config.json").is_file()
     known = _STARTS.get((program or "").partition(" with ")[0]) if whole else None
     start = known or "breccia verify {source} {out}"
-    return next_step(start.format(out=report["destination"], source=report["source"]))
+    return next_step(start, out=report["destination"], source=report["source"])
 
 
-def next_step(command: str) -> list[str]:
-    """What to do next, on as many lines as it takes: a shell reads them as one."""
-    text = f"next: {command}"
+def next_step(command: str, **paths: Any) -> list[str]:
+    """What to do next, on as many lines as it takes: a shell reads them as one.
+
+    Args:
+        command: words, with names of ``paths`` in braces.
+        paths: quoted where a shell would take them for something else; ``{name!r}`` is Python's literal.
+    """
+    plain = {name: str(path) for name, path in paths.items()}
+    quoted = {name: shlex.quote(path) for name, path in plain.items()}
+    words = [word.format(**(plain if "!r}" in word else quoted)) for word in f"next: {command}".split()]
+    text = " ".join(words)
     if len(text) <= COLUMNS:
         return [text]
-    options = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
-    lines = textwrap.wrap(text, COLUMNS - 2, **options)  # type: ignore[arg-type]
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= COLUMNS - 2:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"  {word}")
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 

@@ -168,6 +168,7 @@ def merge_lora(args: argparse.Namespace) -> int:
     if (kept := report["change"]["kept"]) is not None:
         share = f"{round(kept, 3) + 0.0:.1%}"  # no minus before a zero
         lines.append(f"{share} of the adapter's change kept, rounding: {report['change']['rounding']}")
-    lines += conversion.next_step(f"breccia verify {args.base} {args.destination} --adapter {args.adapter}")
+    said = {"base": args.base, "out": args.destination, "adapter": args.adapter}
+    lines += conversion.next_step("breccia verify {base} {out} --adapter {adapter}", **said)
     show(args, report, "\n".join(lines))
     return 0

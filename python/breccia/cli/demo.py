@@ -159,9 +159,10 @@ def _head(report: dict[str, Any]) -> str:
     cpu = report["cpu"]
     source = report["weights"] if len(report["weights"]) <= 40 else "…" + report["weights"][-39:]
     weights = f"{report['tensors']} weight" + ("s" if report["tensors"] != 1 else "")
+    threads = f"{cpu['threads']} thread" + ("s" if cpu["threads"] != 1 else "")
     return (
         f"{weights}, {report['values']:,} values ({source})\n"
-        f"kernels: {cpu['backend']}, {cpu['threads']} threads. Times are totals in ms; a product has {_ROWS} rows,\n"
+        f"kernels: {cpu['backend']}, {threads}. Times are totals in ms; a product has {_ROWS} rows,\n"
         "'NumPy' is its product in float32, 'error' the product's, in parts of its bound.\n\n"
         f"{'recipe':<14}{'bytes':>12}{'x FP32':>7}{'SQNR dB':>8}{'cast':>7}{'dequant':>8}{'product':>8}{'NumPy':>7}"
         f"{'error':>6}"

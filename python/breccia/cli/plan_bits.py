@@ -51,7 +51,8 @@ def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         return report, [*(f"# {line}" for line in lines), "", to_toml(report).rstrip()]
     disk.write_file(out, to_toml(report).encode())
     said = after(f"{out}:", f"{len(report['groups'])} groups of layers")
-    return report, [*lines, *said, *next_step(f"breccia convert {args.source} OUT --to FORMAT --scheme {out}")]
+    step = "breccia convert {source} OUT --to FORMAT --scheme {out}"
+    return report, [*lines, *said, *next_step(step, source=args.source, out=out)]
 
 
 def _summary(report: Mapping[str, Any]) -> list[str]:

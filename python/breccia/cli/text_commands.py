@@ -61,8 +61,8 @@ def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     report = calibrate_folder(args.model, args.text, args.out, progress=progress_of(args), **options)
     inputs = ", ".join(f"{number} {level}" for level, number in report["inputs"].items() if number)
     done = f"{report['layers']} layers, inputs {inputs}, {report['tokens']:,} tokens, {amount(report['bytes'])}"
-    step = f"breccia convert {args.model} OUT --to FORMAT --moments {report['out']} --method gptq"
-    return report, [*after(f"{report['out']}:", done), *next_step(step)]
+    step = "breccia convert {model} OUT --to FORMAT --moments {out} --method gptq"
+    return report, [*after(f"{report['out']}:", done), *next_step(step, model=args.model, out=report["out"])]
 
 
 def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

@@ -167,6 +167,7 @@ def render(report: dict[str, Any]) -> list[str]:
     perplexity, kld, size = report["perplexity"], report["kld"], report["bytes"]
     share = size["checkpoint"] / size["reference"]
     bound = f", at least: of the {report['top_k']} likeliest" if report["top_k"] else ""
+    rows = "1 row" if report["rows"] == 1 else f"{report['rows']} rows"
     return [
         f"perplexity      {_spelled(perplexity['checkpoint'])}",
         f"  of reference  {_spelled(perplexity['reference'])}",
@@ -176,6 +177,5 @@ def render(report: dict[str, Any]) -> list[str]:
         f"  99 %          {_spelled(kld['p99'], '.5f')}",
         f"same top token  {_spelled(report['same_top'], '.2%')}",
         f"bytes           {size['checkpoint']:,} of {size['reference']:,} ({share:.1%})",
-        f"{report['predictions']:,} predictions in {report['rows']} rows of {report['length']} tokens; ± is one "
-        "standard error",
+        f"{report['predictions']:,} predictions in {rows} of {report['length']} tokens; ± is one standard error",
     ]

@@ -10,7 +10,7 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
-from breccia.frameworks.torch import byte_parameters, launches
+from breccia.frameworks.torch import byte_parameters, from_pickle, launches, to_pickle
 from breccia.frameworks.torch import gradients as torch_gradients
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
@@ -361,10 +361,14 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return text
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": None, "_repeats": {}}
+        # torch's tensors of 8 bits and fewer come out of torch.save and not out of pickle: they go into both as bytes.
+        packed = {name: to_pickle(one) if type(one) is torch.Tensor else one for name, one in self._buffers.items()}
+        return {**self.__dict__, "_made": None, "_repeats": {}, "_buffers": packed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        buffers = state["_buffers"].items()
+        unpacked = {name: from_pickle(*one) if isinstance(one, tuple) else one for name, one in buffers}
+        super().__setstate__({**state, "_buffers": unpacked})
         self.__dict__.setdefault("_repeats", {})
         self.__dict__.setdefault("gradients", None)
         if not isinstance(self._form, Form):  # older pickles hold packing, dtype and layout

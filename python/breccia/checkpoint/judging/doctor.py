@@ -81,13 +81,13 @@ def _version(name: str) -> str | None:
 def render(report: dict[str, Any]) -> str:
     """The report as lines of at most 80 characters."""
     cpu, memory = report["cpu"], report["memory_bytes"]
+    threads = "1 thread" if cpu["threads"] == 1 else f"{cpu['threads']} threads"
     gpus = ", ".join(report["gpus"]) or "none found; CPU kernels are used"
     left_out = f"; this build left out {', '.join(cpu['left_out'])}: BRECCIA_BACKENDS" if cpu["left_out"] else ""
     lines = [
         f"breccia {report['breccia']} on Python {report['python']}, {report['platform']}",
         "",
-        f"CPU kernels  {cpu['backend']}, {cpu['threads']} threads (this machine can run {', '.join(cpu['supported'])}"
-        f"{left_out})",
+        f"CPU kernels  {cpu['backend']}, {threads} (this machine can run {', '.join(cpu['supported'])}{left_out})",
         f"memory       {'unknown' if memory is None else f'{memory / 2**30:.0f} GiB'}",
         f"GPUs         {gpus}",
         "",
