@@ -22,6 +22,12 @@ install(
   DESTINATION ${breccia_package_dir}
   COMPONENT breccia_dev)
 
+# What programs link that no C++ compiler links.
+set(breccia_cxx_library stdc++)
+if("c++" IN_LIST CMAKE_CXX_IMPLICIT_LINK_LIBRARIES)
+  set(breccia_cxx_library c++)
+endif()
+
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/breccia-config.cmake.in breccia-config.cmake
                               INSTALL_DESTINATION ${breccia_package_dir})
 write_basic_package_version_file(breccia-config-version.cmake COMPATIBILITY SameMinorVersion)
