@@ -14,10 +14,10 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia import bridges
+from breccia import bridges, recipes
 from breccia.checkpoint import SafetensorsFile, convert, doctor, save_arrays, target_names, verify
 from breccia.checkpoint.judging.doctor import render
-from breccia.cli import main
+from breccia.cli import demo, main
 
 
 @pytest.fixture
@@ -289,6 +289,12 @@ def test_inspect_joins_layers_that_are_alike(many: Path, capsys: pytest.CaptureF
     assert out.count(".self_attention.query.weight") == 12
     _, out, _ = run("inspect", many, "--summary", capsys=capsys)
     assert out.startswith("25 tensors in 1 file: ")
+
+
+def test_demo_has_every_recipe() -> None:
+    """That of delayed scaling has the codes of "FP8 per tensor" until it has a history."""
+    shown = {type(recipe) for recipe in demo.RECIPES.values()}
+    assert shown == set(recipes.all_recipes()) - {breccia.DelayedScaling}
 
 
 def test_demo_takes_a_directory(many: Path, capsys: pytest.CaptureFixture[str]) -> None:
