@@ -45,7 +45,7 @@ def calibrate_folder(
         folder: the model's, with its tokenizer.
         text: UTF-8 files.
         out: the file of moments.
-        tokens: the most to take, in rows of ``length``; None: all.
+        tokens: how many to take, rounded up to a row of ``length``; None: all.
         length: tokens of a row.
         level, memory, block: see `breccia.calibrate`.
         dtype: of the model's parameters; "auto": that of its files.

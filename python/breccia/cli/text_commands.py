@@ -45,7 +45,12 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _add_text(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", metavar="FILE", nargs="+", required=True, help="text files in UTF-8")
-    parser.add_argument("--tokens", type=count, metavar="N", help="the most tokens to take (default: all of the text)")
+    parser.add_argument(
+        "--tokens",
+        type=count,
+        metavar="N",
+        help="how many tokens to take, rounded up to a row (default: all of the text)",
+    )
     parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens in a row (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where models run, as torch spells it (default: %(default)s)")
 

@@ -38,7 +38,7 @@ def evaluate(
         reference: a model's folder with its tokenizer.
         checkpoint: a folder or file of any format breccia reads, of the same model.
         text: UTF-8 files.
-        tokens: the most to predict from, in rows of ``length``; None: all there are.
+        tokens: how many to take, rounded up to a row of ``length``; None: all there are.
         length: tokens that a model sees at once; every prediction in a row counts.
         top_k: keep only the reference's k likeliest tokens of each prediction, 8 k bytes instead of 4 for each token of
             the vocabulary. KLD is then of these and all others as one: a lower bound.

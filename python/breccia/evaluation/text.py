@@ -38,7 +38,7 @@ def rows_of_text(paths: Sequence[str | os.PathLike[str]], tokenizer: Any, length
         paths: UTF-8 text files.
         tokenizer: of transformers. Where it begins a text with a token of its own, every row begins with that.
         length: tokens in a row.
-        tokens: the most to take, rounded up to a row; None: all.
+        tokens: how many to take, rounded up to a row; None: all.
 
     Raises:
         ValueError: a file is not UTF-8, or the text has less than one row.
