@@ -192,6 +192,11 @@ def test_a_state_of_something_else_is_refused():
         small("mxfp8")[1].load_state_dict({**saved, "param_groups": small("mxfp8")[1].state_dict()["param_groups"]})
     with pytest.raises(ValueError, match=r"state 0 must be of fp8 for 8000 numbers"):
         small("fp8", shapes=((80, 100), (33,), (4, 2048)))[1].load_state_dict(saved)
+    torchs = torch.optim.AdamW([torch.nn.Parameter(torch.ones(*shape)) for shape in ((70, 100), (33,), (4, 2048))])
+    with pytest.raises(
+        ValueError, match=r"state_dict must be of breccia.optim.AdamW: param_groups\[0\] must have states"
+    ):
+        optimizer.load_state_dict(torchs.state_dict())
     with pytest.raises(ValueError, match=r"different number of parameter groups|size of optimizer's group"):
         small("fp8", shapes=((70, 100),))[1].load_state_dict(saved)
 
@@ -204,8 +209,19 @@ def test_options_are_checked():
         AdamW([p], lr=-1)
     with pytest.raises(ValueError, match=r"betas\[1\] must be at least 0 and less than 1, got 1"):
         AdamW([p], betas=(0.9, 1))
-    with pytest.raises(TypeError, match=r"parameters must be of a float dtype, got torch.complex64"):
-        AdamW([torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))])
+    for betas in (0.9, (0.9,), (0.9, 0.99, 0.999), "ab"):
+        with pytest.raises(TypeError, match=r"betas must be a pair of numbers, got "):
+            AdamW([p], betas=betas)
+    with pytest.raises(TypeError, match=r"betas\[0\] must be a number, got None"):
+        AdamW([p], betas=(None, 0.99))
+    with pytest.raises(TypeError, match=r"lr must be a number, got '1e-3'"):
+        AdamW([p], lr="1e-3")
+    with pytest.raises(TypeError, match=r"betas must be a pair of numbers, got 0.9"):
+        AdamW([{"params": [p], "betas": 0.9}])
+    assert AdamW([p], lr=torch.tensor(0.25)).param_groups[0]["lr"] == 0.25
+    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2):
+        with pytest.raises(TypeError, match=rf"must be of float32, float64, bfloat16 or float16, got {dtype} of shape"):
+            AdamW([torch.nn.Parameter(torch.ones(4).to(dtype), requires_grad=dtype.is_complex)])
     optimizer = AdamW([{"params": [p], "states": "int8"}, {"params": [torch.nn.Parameter(torch.ones(4))]}])
     assert [group["states"] for group in optimizer.param_groups] == ["int8", "fp8"]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from breccia.verbs import cast
 
 __all__ = ["AdamW"]
 
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SMALLEST = 4096  # numbers of a parameter whose moments are quantized; biases and norms have fewer
 _WIDE, _GROUP = 4096, 128  # of the rows that a parameter's numbers are cut into: multiples of every group
 
@@ -65,7 +67,8 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
 
     Raises:
         ValueError: a number is out of its range, or ``states`` is none of the three.
-        TypeError: a parameter is not of a float dtype.
+        TypeError: an option is no number, ``betas`` is no pair, or a parameter is not of float32, float64, bfloat16 or
+            float16: codes, such as torch's float8 types, have no small steps.
     """
 
     def __init__(
@@ -78,13 +81,9 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         *,
         states: str = "fp8",
     ) -> None:
-        for name, value, most in (
-            ("lr", lr, torch.inf), ("eps", eps, torch.inf), ("weight_decay", weight_decay, torch.inf),
-            ("betas[0]", betas[0], 1), ("betas[1]", betas[1], 1),
-        ):  # fmt: skip
-            if not 0 <= value < most:
-                raise ValueError(f"{name} must be at least 0 and less than {most}, got {value}")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "states": states})
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "states": states}
+        _check(options)
+        super().__init__(params, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own.
@@ -95,13 +94,12 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         Raises:
             ValueError, TypeError: as the class.
         """
-        states = param_group.get("states", self.defaults["states"])
-        if states not in _STATES:
-            raise ValueError(f"states must be one of {', '.join(_STATES)}, got {states!r}")
+        _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
-            if not p.is_floating_point():
-                raise TypeError(f"parameters must be of a float dtype, got {p.dtype} of shape {tuple(p.shape)}")
+            if p.dtype not in _FLOATS:
+                wanted = "parameters must be of float32, float64, bfloat16 or float16"
+                raise TypeError(f"{wanted}, got {p.dtype} of shape {tuple(p.shape)}")
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -174,15 +172,44 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
             state_dict: of `state_dict`, from this class.
 
         Raises:
-            ValueError: the groups are not of as many parameters, or a state is not of its parameter's size or not of
-                the group's ``states``.
+            ValueError: it is another optimizer's, the groups are not of as many parameters, or a state is not of its
+                parameter's size or not of the group's ``states``.
         """
+        for i, group in enumerate(state_dict["param_groups"]):
+            if "states" not in group:
+                known = ", ".join(sorted(group))
+                raise ValueError(
+                    f"state_dict must be of breccia.optim.AdamW: param_groups[{i}] must have states, it has {known}; "
+                    f"moments of torch's optimizers are floats: start anew, or train on with theirs"
+                )
         super().load_state_dict({**state_dict, "state": {}})
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         owners = [(p, group["states"]) for group in self.param_groups for p in group["params"]]
         for name, (p, states) in zip(names, owners, strict=True):
             if name in state_dict["state"]:
                 self.state[p] = _state(state_dict["state"][name], p, states, name)
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Whether the options of a group can be used.
+
+    Raises:
+        TypeError: an option is no number, or ``betas`` no pair.
+        ValueError: one is out of its range.
+    """
+    betas = options["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise TypeError(f"betas must be a pair of numbers, got {betas!r}")
+    limits = {"lr": torch.inf, "eps": torch.inf, "weight_decay": torch.inf, "betas[0]": 1, "betas[1]": 1}
+    given = options | {"betas[0]": betas[0], "betas[1]": betas[1]}
+    for name, most in limits.items():
+        value = given[name]
+        if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not 0 <= value < most:
+            raise ValueError(f"{name} must be at least 0 and less than {most}, got {value}")
+    if options["states"] not in _STATES:
+        raise ValueError(f"states must be one of {', '.join(_STATES)}, got {options['states']!r}")
 
 
 def _local(x: Any) -> torch.Tensor:
