@@ -119,3 +119,10 @@ for found in [None, *pkgutil.walk_packages(breccia.__path__, "breccia.", onerror
 """
     )
     assert run(code) == ""
+
+
+def test_modules_of_gguf_files_are_imported_first_of_all():
+    """Checkpoints read GGUF files, and these modules use files of checkpoints: each must do as a program's first
+    import."""
+    for name in ("container", "files", "folder", "imatrix", "models", "rope"):
+        run(f"import breccia.gguf.{name}")
