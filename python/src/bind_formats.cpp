@@ -67,6 +67,22 @@ void register_formats(py::module_& m) {
         unpack(read(packed), write(codes));
         return codes;
     });
+    m.def("pack_sixes", [](const Bytes& codes) {
+        Bytes packed(codes.size() / 4 * 3);
+        const auto from = read(codes);
+        const auto to = write(packed);
+        const Released release;
+        pack_sixes(from, to);
+        return packed;
+    });
+    m.def("unpack_sixes", [](const Bytes& packed) {
+        Bytes codes(packed.size() / 3 * 4);
+        const auto from = read(packed);
+        const auto to = write(codes);
+        const Released release;
+        unpack_sixes(from, to);
+        return codes;
+    });
 }
 
 }  // namespace breccia::python

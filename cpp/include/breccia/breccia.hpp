@@ -20,5 +20,6 @@
 #include "breccia/print.hpp"
 #include "breccia/recipes.hpp"
 #include "breccia/scaled_tensor.hpp"
+#include "breccia/six_bits.hpp"
 #include "breccia/transpose.hpp"
 #include "breccia/word_layouts.hpp"
