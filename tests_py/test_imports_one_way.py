@@ -26,7 +26,8 @@ LAYERS = {
     ),
     "registry": "frameworks= kernels.triton=",
     "value": (
-        "value.slicing value.checked value.equality value.pickling value.display scaled_tensor kernels.whole_array"
+        "value.slicing value.sixes value.checked value.equality value.pickling value.display scaled_tensor "
+        "kernels.whole_array"
     ),
     "verbs": "verbs value.joining delayed autograd kernels comparison",
     "arrays": "frameworks kernels.triton device",

@@ -36,6 +36,7 @@ from breccia.verbs import cast, dequantize, linear, matmul, requantize
 from breccia.verbs.cast_options import Hadamard
 from breccia.verbs.grouped import grouped_matmul
 from breccia.verbs.low_rank import lora_init
+from breccia.verbs.packed import PackedWeight, pack
 from breccia.verbs.prepared import PreparedWeight, prepare
 from breccia.verbs.quantize_model import quantize, quantize_
 from breccia.verbs.saved_activations import checkpoint_activations
@@ -55,6 +56,7 @@ __all__ = [
     "MXFP6BlockScaling",
     "MXFP8BlockScaling",
     "NVFP4BlockScaling",
+    "PackedWeight",
     "PerBlockK",
     "PerBlockMN",
     "PerChannel",
@@ -87,6 +89,7 @@ __all__ = [
     "lora_init",
     "matmul",
     "num_threads",
+    "pack",
     "prepare",
     "quantize",
     "quantize_",

@@ -27,7 +27,7 @@ else:
 
     A = TypeVar("A")
 
-__all__ = ["A", "ScaledTensor", "check_inner", "check_kernels", "data_of", "framework_of", "from_buffer"]
+__all__ = ["A", "ScaledTensor", "check_inner", "check_kernels", "data_of", "framework_of", "from_buffer", "ready"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -148,6 +148,22 @@ class ScaledTensor(Generic[A]):
         )
 
     @property
+    def _held(self) -> tuple[Any, Any, Any, Any]:
+        """The arrays in memory: data, scale, zero_point, global_scale, and of a `PackedWeight` what it makes data
+        of."""
+        return _parts(self)
+
+    @property
+    def _unit(self) -> tuple[int, int]:
+        """How many codes share how many bytes of what is held."""
+        return (1, 1) if self._packing == "one" else (2, 1)
+
+    @property
+    def _ready(self) -> ScaledTensor[A]:
+        """The tensor as kernels read it: see `ready`."""
+        return self
+
+    @property
     def _core(self) -> _core.ScaledTensor:
         """The core's form, made when first asked for."""
         core: _core.ScaledTensor | None = self.__dict__["_made"]
@@ -176,12 +192,12 @@ class ScaledTensor(Generic[A]):
     @property
     def dtype(self) -> Any:
         """dtype the values were cast from, as the framework of ``data`` has it (its name where it has none)."""
-        return frameworks.of(self.data).dtype(self.original_dtype)
+        return frameworks.of(self._held[0]).dtype(self.original_dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes of data, scale, zero point and global scale."""
-        return sum(int(part.nbytes) for part in _parts(self) if part is not None)
+        return sum(int(part.nbytes) for part in self._held if part is not None)
 
     @property
     def data_dtype(self) -> Any:
@@ -230,7 +246,7 @@ class ScaledTensor(Generic[A]):
             TypeError, ValueError: no such framework or device.
             ImportError: the framework is not installed.
         """
-        source = frameworks.of(self.data)
+        source = frameworks.of(self._held[0])
         if _is_dtype(target):
             raise TypeError(f"target must be a framework or a device, got {target}: dequantize({target}) gives values")
         if not isinstance(target, str) or not frameworks.is_named(target):
@@ -243,7 +259,7 @@ class ScaledTensor(Generic[A]):
 
     def cpu(self) -> ScaledTensor[A]:
         """The same tensor in the memory of the CPU, in its framework; itself where it is there."""
-        on_cpu = str(getattr(self.device, "type", self.device)) == "cpu" or not hasattr(self.data, "device")
+        on_cpu = str(getattr(self.device, "type", self.device)) == "cpu" or not hasattr(self._held[0], "device")
         return self if on_cpu else self.to("cpu")
 
     def cuda(self, device: Any = None) -> ScaledTensor[A]:
@@ -260,7 +276,7 @@ class ScaledTensor(Generic[A]):
     def detach(self) -> ScaledTensor[A]:
         """The same tensor, whose scales no gradient flows through; itself where the framework has none on its
         arrays."""
-        return self.map(lambda array: array.detach()) if hasattr(self.data, "detach") else self
+        return self.map(lambda array: array.detach()) if hasattr(self._held[0], "detach") else self
 
     def numel(self) -> int:
         """Number of values, as torch calls it."""
@@ -288,7 +304,8 @@ class ScaledTensor(Generic[A]):
     def dequantize(self, dtype: Any = "float32", out: A | None = None) -> A:
         """The values: see `breccia.dequantize`."""
         check_kernels(self)
-        result: A = frameworks.of(self.data).dequantize(self, dtype, out)
+        scaled = self._ready
+        result: A = frameworks.of(scaled.data).dequantize(scaled, dtype, out)
         return result
 
     def numpy(self) -> NDArray[np.float32]:
@@ -428,6 +445,12 @@ def data_of(operand: Any) -> Any:
     return operand.data if isinstance(operand, ScaledTensor) else operand
 
 
+def ready(operand: Any) -> Any:
+    """An operand whose data can be read again and again: of a `PackedWeight` the codes of a byte each; others as they
+    are."""
+    return operand._ready if isinstance(operand, ScaledTensor) else operand
+
+
 def as_array_is(scaled: ScaledTensor, array: Any) -> ScaledTensor:
     """A tensor of NumPy's, in the framework and on the device of an array."""
     name = frameworks.of(array).__name__.rpartition(".")[2]  # type: ignore[attr-defined]
@@ -467,6 +490,7 @@ def framework_of(a: Any, b: Any) -> Any:
 
 
 def _product(a: Any, b: Any) -> Any:
+    a, b = ready(a), ready(b)
     framework = framework_of(a, b)
     other = b if isinstance(a, ScaledTensor) else a
     name = str(getattr(other, "dtype", "")).rpartition(".")[2]

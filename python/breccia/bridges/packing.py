@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from breccia.bridges.checks import StoredTypeError
 from breccia.bridges.common import Array, as_numpy, codes
+from breccia.bridges.parts import Part, part
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value import sixes
 
 
 def word_matrix(x: Any, argument: str) -> NDArray[np.uint32]:
@@ -56,20 +58,12 @@ def unpack_bits(packed: Array, bits: int) -> Array:
     return np.packbits(padded, axis=-1, bitorder="little")[..., 0]
 
 
-def unpack_sixes(packed: Array) -> Array:
-    """Codes of 6 bits, one per byte, of which four share three bytes, from the low bit on."""
-    b = packed.reshape(*packed.shape[:-1], -1, 3).astype(np.uint32)
-    word = b[..., 0] | b[..., 1] << 8 | b[..., 2] << 16
-    codes6 = np.stack([word >> shift & 0x3F for shift in (0, 6, 12, 18)], axis=-1)
-    return codes6.astype(np.uint8).reshape(*packed.shape[:-1], -1)
-
-
-def pack_sixes(values: Array) -> Array:
-    """The inverse of `unpack_sixes`."""
-    c = values.reshape(*values.shape[:-1], -1, 4).astype(np.uint32)
-    word = c[..., 0] | c[..., 1] << 6 | c[..., 2] << 12 | c[..., 3] << 18
-    packed = np.stack([word, word >> 8, word >> 16], axis=-1).astype(np.uint8)
-    return packed.reshape(*values.shape[:-1], -1)
+def packed_sixes(scaled: ScaledTensor) -> Part:
+    """6-bit data of an upright tensor, four codes in three bytes; those of a `breccia.PackedWeight` as they are."""
+    held = codes(scaled._held[0], "data")
+    if scaled._unit != (1, 1):
+        return part(held, "U8")
+    return Part("U8", (*held.shape[:-1], held.shape[-1] // 4 * 3), lambda: sixes.pack(held))
 
 
 def pack_nibbles(values: Array) -> Array:

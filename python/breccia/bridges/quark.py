@@ -28,7 +28,7 @@ from breccia.bridges.common import (
 from breccia.bridges.contract import NAMED, NO, FileFormat
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_recipe, fp8_stored
 from breccia.bridges.integers import int4, integer_zero_point, offset_codes
-from breccia.bridges.packing import pack_nibbles, unpack_nibbles, unpack_sixes, word_matrix
+from breccia.bridges.packing import pack_nibbles, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import PerBlockMN
@@ -44,6 +44,7 @@ from breccia.recipes import (
 )
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.value import Activations
+from breccia.value import sixes
 
 NAME = "quark"
 PEER = None
@@ -138,7 +139,7 @@ def _packed(weight: Array, scale: Array, second: Any) -> ScaledTensor:
         return made(weight, codes(scale, "weight_scale"), recipe, layout, global_scale=one.reshape(()), shape=shape)
     layout = PerBlockMN(1, 32)
     if scale.ndim and weight.shape[-1] * 4 == scale.shape[-1] * 96:
-        return made(unpack_sixes(weight), codes(scale, "weight_scale"), MXFP6BlockScaling(), layout)
+        return made(sixes.unpack(weight), codes(scale, "weight_scale"), MXFP6BlockScaling(), layout)
     return made(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), layout, shape=shape)
 
 

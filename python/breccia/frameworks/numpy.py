@@ -54,6 +54,15 @@ def native(array: Any, fmt: str) -> Any:
     return array.view(getattr(ml_dtypes, fmt))
 
 
+def pack_sixes(codes: Any) -> Any:
+    """See `breccia.value.sixes`: here and of `unpack_sixes`, by the core."""
+    return _core.pack_sixes(codes.view(np.uint8)).reshape(*codes.shape[:-1], codes.shape[-1] // 4 * 3)
+
+
+def unpack_sixes(packed: Any) -> Any:
+    return _core.unpack_sixes(packed).reshape(*packed.shape[:-1], packed.shape[-1] // 3 * 4)
+
+
 def to_dlpack(array: Any) -> tuple[Any, str]:
     name = array.dtype.name
     if array.dtype.kind == "V" or name not in _DLPACK:  # ml_dtypes

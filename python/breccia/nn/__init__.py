@@ -11,6 +11,6 @@ from __future__ import annotations
 from breccia.nn import functional
 from breccia.nn.experts import ScaledExperts
 from breccia.nn.layers import QuantizedLinear, ScaledLinear
-from breccia.nn.quantizing import quantize, quantize_
+from breccia.nn.quantizing import pack_, quantize, quantize_
 
-__all__ = ["QuantizedLinear", "ScaledExperts", "ScaledLinear", "functional", "quantize", "quantize_"]
+__all__ = ["QuantizedLinear", "ScaledExperts", "ScaledLinear", "functional", "pack_", "quantize", "quantize_"]

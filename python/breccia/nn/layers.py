@@ -13,11 +13,13 @@ from breccia.delayed import AmaxHistory
 from breccia.frameworks.torch import byte_parameters, from_pickle, launches, to_pickle
 from breccia.frameworks.torch import gradients as torch_gradients
 from breccia.recipe_names import resolve
-from breccia.recipes import DelayedScaling, ScalingRecipe
-from breccia.scaled_tensor import ScaledTensor
+from breccia.recipes import DelayedScaling, MXFP6BlockScaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor, ready
 from breccia.schemes.inputs import largest_code
+from breccia.value import sixes
 from breccia.value.display import brief
 from breccia.value.form import PARTS, Form
+from breccia.verbs.packed import PackedWeight
 
 __all__ = ["QuantizedLinear", "ScaledLinear"]
 
@@ -124,7 +126,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     ``to(dtype)`` leave them as they are.
 
     Args:
-        weight: ScaledTensor ``(N, K)`` of torch tensors.
+        weight: ScaledTensor ``(N, K)`` of torch tensors. Of a `breccia.PackedWeight` the layer keeps the packed codes:
+            see `pack_`.
         bias: ``(N,)`` or None.
         activations: what to quantize the input to before each product (a recipe or its name), or None for products with
             the input as it is. FP8 activations by an FP8 weight multiply on the tensor cores of a GPU in FP8: with many
@@ -154,16 +157,15 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         wanted = f"weight must be a {self._ndim}-D ScaledTensor of torch tensors"
         if not isinstance(weight, ScaledTensor):
             raise TypeError(f"{wanted}, got {type(weight).__name__}")
-        if weight.ndim != self._ndim or not isinstance(weight.data, torch.Tensor):
+        if weight.ndim != self._ndim or not isinstance(weight._held[0], torch.Tensor):
             raise ValueError(f"{wanted}, got {weight!r}")
         if bias is not None and (not isinstance(bias, torch.Tensor) or tuple(bias.shape) != weight.shape[:1]):
             got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
             raise ValueError(f"bias must be a torch tensor of shape ({weight.shape[0]},) or None, got {got}")
         self.out_features, self.in_features = weight.shape[-2:]
         self.recipe: ScalingRecipe = weight.recipe
-        self._form = weight._form
-        for part in PARTS:
-            array = getattr(weight, part)
+        self._form, self._packed = weight._form, isinstance(weight, PackedWeight)
+        for part, array in zip(PARTS, weight._held, strict=True):
             # A cast on a GPU may store scales in the order that FP8 products want of activations.
             self.register_buffer(f"weight_{part}", array.contiguous() if part == "scale" else array)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
@@ -215,6 +217,13 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
                     state_dict[prefix + name] = _as_bytes(given)
                 elif name not in self._dtypes and given.dtype == torch.uint8:
                     state_dict[prefix + name] = given.view(here.dtype)
+        given, here = state_dict.get(prefix + "weight_data"), self.weight_data
+        if given is not None and self.recipe.name == MXFP6BlockScaling.name and given.shape != here.shape:
+            # Codes of a byte each for packed ones, or packed ones for those.
+            if self._packed and given.shape == self.weight.shape:
+                state_dict[prefix + "weight_data"] = sixes.pack(given)
+            elif not self._packed and (*given.shape[:-1], given.shape[-1] // 3 * 4) == here.shape:
+                state_dict[prefix + "weight_data"] = sixes.unpack(given)
         # As bytes: before 2.9, torch copies no tensor of two codes to a byte.
         coded = {}
         for name in _PARTS:
@@ -240,13 +249,14 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         made = None if torch.compiler.is_dynamo_compiling() else self._made
         if (
             made is not None
-            and made.data is data
+            and made._held[0] is data
             and made.scale is scale
             and made.zero_point is zero_point
             and made.global_scale is global_scale
         ):
             return made
-        made = ScaledTensor._of(self._form, data, scale, zero_point, global_scale)
+        kind = PackedWeight if self._packed else ScaledTensor
+        made = kind._of(self._form, data, scale, zero_point, global_scale)
         if not torch.compiler.is_dynamo_compiling():
             self._made = made
         return made
@@ -261,15 +271,16 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             TypeError: it is no ScaledTensor of torch tensors.
             ValueError: its shape is another one, or the weight is sharded.
         """
-        if not isinstance(weight, ScaledTensor) or not isinstance(weight.data, torch.Tensor):
+        if not isinstance(weight, ScaledTensor) or not isinstance(weight._held[0], torch.Tensor):
             raise TypeError(f"weight must be a ScaledTensor of torch tensors, got {type(weight).__name__}")
         if weight.shape != self.weight.shape:
             raise ValueError(f"weight must have shape {self.weight.shape}, got {weight.shape}")
         if self._dtypes:
             raise ValueError("weight must be put into a layer before make_shardable_")
-        for part in PARTS:
-            self._buffers[f"weight_{part}"] = getattr(weight, part)
+        for part, array in zip(PARTS, weight._held, strict=True):
+            self._buffers[f"weight_{part}"] = array
         self._form, self.recipe, self._made = weight._form, weight.recipe, None
+        self._packed = isinstance(weight, PackedWeight)
         self._repeats.clear()
 
     def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
@@ -304,12 +315,12 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         recipe = self._activations_of(x)
         y = None
         if recipe is not None and x.shape[-1:] == (self.in_features,):  # cast and product at once
-            y = launches.linear(x, self.weight, x.dtype, recipe)
+            y = launches.linear(x, ready(self.weight), x.dtype, recipe)
         if y is None:
             y = self._product(x)
         elif self.bias is not None:
             y = verbs.plus(y, self.bias)
-        if not self._dtypes:
+        if not self._dtypes and not self._packed:
             if len(self._repeats) >= _MAX_REPEATS:
                 self._repeats.clear()
             repeat = launches.repeated_linear(x, self.weight, self._buffers, _PARTS, recipe)
@@ -347,7 +358,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         if offsets is None:
             verbs.check_linear(x, self.weight)
         key = torch_gradients.gradient_key(self.gradients)
-        return torch_gradients.linear(x, self.weight, activations, key, offsets, x.dtype)
+        return torch_gradients.linear(x, ready(self.weight), activations, key, offsets, x.dtype)
 
     def _activations_of(self, x: Any) -> ScalingRecipe | None:
         """What an input is quantized to."""
@@ -371,6 +382,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         super().__setstate__({**state, "_buffers": unpacked})
         self.__dict__.setdefault("_repeats", {})
         self.__dict__.setdefault("gradients", None)
+        self.__dict__.setdefault("_packed", False)
         if not isinstance(self._form, Form):  # older pickles hold packing, dtype and layout
             packing, dtype, layout = self._form
             parts = tuple(part for part in PARTS if getattr(self, f"weight_{part}") is not None)

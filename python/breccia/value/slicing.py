@@ -109,10 +109,10 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
                     f"(q[{at}:{at + 1}] keeps the axis)"
                 )
     row_picks = picks[-2] if len(picks) > 1 else slice(None)
-    data_pick, block_pick, columns = _column_picks(picks[-1], shape[-1], blocks.columns, form.packing != "one")
+    data_pick, block_pick, columns = _column_picks(picks[-1], shape[-1], blocks.columns, scaled._unit)
     row_blocks = _block_pick(row_picks, shape[-2], blocks.rows, -2) if len(picks) > 1 else slice(None)
     batch = picks[:-2]
-    data = _take(scaled.data, [*batch, *([row_picks] if len(picks) > 1 else []), data_pick])
+    data = _take(scaled._held[0], [*batch, *([row_picks] if len(picks) > 1 else []), data_pick])
 
     scale, zero_point = scaled.scale, scaled.zero_point
     if not whole:
@@ -197,20 +197,22 @@ def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
     return slice(-(-start // block), -(-stop // block))
 
 
-def _column_picks(pick: Any, extent: int, block: int, packed: bool) -> tuple[Any, Any, int]:
-    """Indices into the last axes of data and scales, and the number of columns that are left."""
-    if not isinstance(pick, slice) and (packed or block != 0):
+def _column_picks(pick: Any, extent: int, block: int, unit: tuple[int, int]) -> tuple[Any, Any, int]:
+    """Indices into the last axes of data and scales, and the number of columns that are left. ``unit``: how many codes
+    share how many bytes."""
+    together, size = unit
+    if not isinstance(pick, slice) and (together > 1 or block != 0):
         raise ValueError(f"an index of axis -1 must be a slice of whole blocks, got {_spelled(pick)}")
     blocks = _block_pick(pick, extent, block, -1)
     if not isinstance(pick, slice):
         return pick, blocks, 1
     start, stop, step = pick.indices(extent)
     left = len(range(start, stop, step))
-    if not packed:
+    if together == 1:
         return pick, blocks, left
-    if step != 1 or (start % 2 and start != extent) or (stop % 2 and stop != extent):
+    if step != 1 or (start % together and start != extent) or (stop % together and stop != extent):
         raise ValueError(f"an index of axis -1 must be a slice of whole bytes of two codes, got {_spelled(pick)}")
-    return slice(-(-start // 2), -(-max(stop, start) // 2)), blocks, left
+    return slice(size * -(-start // together), size * -(-max(stop, start) // together)), blocks, left
 
 
 def _take(array: Any, picks: Sequence[Any]) -> Any:

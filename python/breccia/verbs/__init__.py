@@ -10,7 +10,7 @@ import numpy as np
 from breccia import frameworks
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
-from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of, framework_of
+from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of, framework_of, ready
 from breccia.verbs.cast_options import CastOptions, Hadamard
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
@@ -103,7 +103,8 @@ def dequantize(scaled: ScaledTensor[A], dtype: Any = "float32", out: A | None = 
         TypeError: ``scaled`` is not a ScaledTensor, or ``dtype`` is not one of the four.
         ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
     """
-    result: A = frameworks.of(_scaled(scaled, "scaled").data).dequantize(scaled, dtype, out)
+    scaled = ready(_scaled(scaled, "scaled"))
+    result: A = frameworks.of(scaled.data).dequantize(scaled, dtype, out)
     return result
 
 
@@ -133,6 +134,7 @@ def matmul(
         ValueError: the shapes do not match, or ``precision`` is neither.
     """
     precision = _precision(precision)
+    a, b = ready(a), ready(b)
     framework = framework_of(a, b)
     result: A = framework.matmul(a, b, _result_dtype(a, b, out_dtype, framework), precision)
     return result
@@ -170,6 +172,7 @@ def linear(
         got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
         raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
     precision = _precision(precision)
+    x, w = ready(x), ready(w)
     out_dtype = _result_dtype(x, w, out_dtype, frameworks.of(data_of(w)))
     y = _directly(x, w, out_dtype, precision)
     if y is None:
@@ -274,6 +277,7 @@ def requantize(scaled: ScaledTensor[A], new_recipe: ScalingRecipe | str) -> Scal
     _scaled(scaled, "scaled")
     if scaled.recipe == recipe and scaled.layout == recipe.layout:
         return scaled
+    scaled = ready(scaled)
     return frameworks.of(scaled.data).requantize(scaled, recipe)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks
-from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of
+from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of, ready
 from breccia.verbs import _result_dtype, matmul
 
 __all__ = ["grouped_matmul"]
@@ -50,6 +50,7 @@ def grouped_matmul(x: ScaledTensor[A] | A, w_stack: ScaledTensor[A], offsets: An
         raise ValueError(f"x must be (T, {w_stack.shape[2]}), got shape {tuple(x.shape)}")
     if tuple(np.shape(offsets)) != (w_stack.shape[0] + 1,):
         raise ValueError(f"offsets must have shape ({w_stack.shape[0] + 1},), got {tuple(np.shape(offsets))}")
+    x, w_stack = ready(x), ready(w_stack)
     framework: Any = frameworks.common(data_of(x), data_of(w_stack))
     out_dtype = _result_dtype(x, w_stack, out_dtype, framework)
     result: A = getattr(framework, "grouped_matmul", by_expert)(x, w_stack, offsets, out_dtype)

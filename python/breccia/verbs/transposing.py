@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from breccia import _core, frameworks
 from breccia.recipes import Float8BlockScaling, MXFP6BlockScaling, MXFP8BlockScaling
-from breccia.scaled_tensor import ScaledTensor, as_array_is
+from breccia.scaled_tensor import ScaledTensor, as_array_is, ready
 
 __all__ = ["Transposed", "transpose"]
 
@@ -48,6 +48,7 @@ def transpose(scaled: ScaledTensor) -> Transposed:
     On a GPU a kernel makes the same bytes, and the call waits for its counts.
     """
     group = _group(scaled)
+    scaled = ready(scaled)
     kernel = getattr(frameworks.of(scaled.data), "transpose", None)
     made = None if kernel is None else kernel(scaled, group)
     if made is not None:

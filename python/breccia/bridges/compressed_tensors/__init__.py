@@ -27,7 +27,7 @@ from breccia.bridges.contract import FileFormat
 from breccia.bridges.fnuz import fnuz_values
 from breccia.bridges.fp8 import fp8_format_of, fp8_recipe, fp8_stored
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import pack_sixes, packed_codes, unpack_sixes
+from breccia.bridges.packing import packed_codes, packed_sixes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.layouts import PerBlockMN
@@ -44,6 +44,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value import sixes
 
 PEER = "compressed_tensors"
 EXTRA = "compressed-tensors"
@@ -105,7 +106,7 @@ def from_compressed_tensors(
         return made(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
     if kind == "mxfp6":
         return made(
-            unpack_sixes(codes(weight, "weight_packed")),
+            sixes.unpack(codes(weight, "weight_packed")),
             codes(scale, "weight_scale"),
             MXFP6BlockScaling(),
             PerBlockMN(1, 32),
@@ -169,10 +170,8 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
             "weight_scale": part(codes(scaled.scale, "scale"), "U8"),
         }
     if isinstance(recipe, MXFP6BlockScaling) and recipe.fp6_format == "E2M3":
-        data = codes(scaled.data, "data")
-        shape = (*data.shape[:-1], data.shape[-1] * 3 // 4)
         return {
-            "weight_packed": Part("U8", shape, lambda: pack_sixes(data)),
+            "weight_packed": packed_sixes(scaled),
             "weight_scale": part(codes(scaled.scale, "scale"), "U8"),
         }
     if isinstance(recipe, MXFP8BlockScaling):

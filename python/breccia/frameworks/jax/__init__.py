@@ -25,6 +25,7 @@ from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import PARTS, Form, cast_form
 from breccia.verbs.cast_options import CastOptions, Hadamard
+from breccia.verbs.packed import PackedWeight
 from breccia.verbs.prepared import PreparedWeight
 
 namespace = JAX
@@ -294,14 +295,15 @@ def as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> tuple[Any, ..
 
 
 def _flatten(scaled: ScaledTensor) -> Any:
-    return [(jax.tree_util.GetAttrKey(key), getattr(scaled, key)) for key in PARTS], scaled._form
+    keyed = [(jax.tree_util.GetAttrKey(key), part) for key, part in zip(PARTS, scaled._held, strict=True)]
+    return keyed, scaled._form
 
 
 def _unflatten(kind: type[ScaledTensor], form: Form, parts: Any) -> ScaledTensor:
     return kind._of(form, *parts)
 
 
-for _kind in (ScaledTensor, PreparedWeight):
+for _kind in (ScaledTensor, PreparedWeight, PackedWeight):
     jax.tree_util.register_pytree_with_keys(_kind, _flatten, functools.partial(_unflatten, _kind))
 jax.tree_util.register_pytree_node(
     AmaxHistory, lambda state: ((state.amax, state.scale), None), lambda _, parts: AmaxHistory(*parts)

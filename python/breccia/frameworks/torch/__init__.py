@@ -12,6 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from breccia import _core
+from breccia.frameworks import numpy
 from breccia.frameworks.torch import gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
 from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
@@ -65,6 +66,19 @@ def swap_last_axes(array: Any) -> Any:
 def native(array: Any, fmt: str) -> Any:
     dtype = NATIVE.get(fmt)
     return array if dtype is None or array.dtype == dtype else array.view(dtype)
+
+
+def pack_sixes(codes: Any) -> Any:
+    """See `breccia.value.sixes`; by the core where it may read the memory, else by torch's operators (None)."""
+    codes = codes.view(torch.uint8)
+    return torch.from_numpy(numpy.pack_sixes(codes.detach().numpy())) if _is_plain(codes) else None
+
+
+def unpack_sixes(packed: Any) -> Any:
+    """The same; on a GPU by a kernel."""
+    if _is_plain(packed):
+        return torch.from_numpy(numpy.unpack_sixes(packed.detach().numpy()))
+    return launches.unpack_sixes(packed) if launches.quiet(packed) else None
 
 
 def to_dlpack(array: Any) -> tuple[Any, str]:

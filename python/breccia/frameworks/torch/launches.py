@@ -117,6 +117,14 @@ def dequantize(scaled: ScaledTensor, kind: torch.dtype) -> torch.Tensor:
     return made
 
 
+def unpack_sixes(packed: torch.Tensor) -> torch.Tensor:
+    """`breccia.value.sixes.unpack` of bytes for which `quiet` holds."""
+    from breccia.kernels.triton.conversions import sixes
+
+    key = ("unpack sixes", packed.shape, packed.stride(), packed.get_device())
+    return _run(key, [packed], lambda: [sixes.unpack(packed)])[0]
+
+
 def linear(x: Any, w: ScaledTensor, kind: torch.dtype, activations: ScalingRecipe | None = None) -> torch.Tensor | None:
     """x (..., K), floats or a ScaledTensor, times a quantized w (N, K) transposed; None where that is for torch's
     dispatcher. Floats are quantized to `activations` first, if given, by the same plan."""

@@ -14,15 +14,15 @@ from breccia import layouts, recipes, scaled_tensor
 from breccia.frameworks.torch.meta import layout_of
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import PARTS, Form
-from breccia.verbs import prepared
+from breccia.verbs import packed, prepared
+from breccia.verbs.packed import PackedWeight
 from breccia.verbs.prepared import PreparedWeight
 
 _LAYOUTS = (layouts.PerTensor, layouts.PerBlockK, layouts.PerChannel, layouts.PerBlockMN)
 
 
 def _flatten(scaled: ScaledTensor) -> tuple[list[Any], Any]:
-    parts = [scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale]
-    return parts, scaled._form
+    return list(scaled._held), scaled._form
 
 
 def _unflatten(kind: type[ScaledTensor], parts: Any, form: Form) -> ScaledTensor:
@@ -46,7 +46,7 @@ def _load(dumped: Any) -> Any:
 def register() -> None:
     for constant in (*recipes.all_recipes(), *_LAYOUTS):
         _pytree.register_constant(constant)
-    for kind in (ScaledTensor, PreparedWeight):
+    for kind in (ScaledTensor, PreparedWeight, PackedWeight):
         _pytree.register_pytree_node(
             kind,
             _flatten,
@@ -56,5 +56,5 @@ def register() -> None:
             from_dumpable_context=_load,
             flatten_with_keys_fn=_flatten_with_keys,
         )
-    rebuilders = [scaled_tensor._unpickle, prepared._prepare_rebuilt]
+    rebuilders = [scaled_tensor._unpickle, prepared._prepare_rebuilt, packed._unpickle]
     torch.serialization.add_safe_globals([ScaledTensor, *rebuilders, *recipes.all_recipes(), *_LAYOUTS])
