@@ -60,8 +60,16 @@ def test_data_is_refused_by_the_plan(
         message = f"{what} must be left out for tensor 'model.*_proj.weight', which becomes .*expanded"
         with pytest.raises(ValueError, match=message) as error:
             checkpoint.convert(source, out, moments=tmp_path / "moments", dry_run=dry_run, **asked, **options)
-        assert "groups with exponents take none" in str(error.value)
+        way_out = "groups with exponents take none; give the tensor another recipe (rules, scheme), or convert without"
+        assert way_out in str(error.value)
     assert not out.exists()
+
+
+def test_another_recipe_is_the_way_out(source: Path, tmp_path: Path) -> None:
+    """As the message says."""
+    asked = {"to": "expanded:64", "rules": ["*_proj=mxfp8"]}
+    checkpoint.convert(source, tmp_path / "out", moments=tmp_path / "moments", **asked)
+    assert all(not breccia.recipes.has_exponents(recipe) for recipe in recipes_of(tmp_path / "out"))
 
 
 def test_codes_that_stay_take_no_data(source: Path, tmp_path: Path) -> None:

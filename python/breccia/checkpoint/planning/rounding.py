@@ -136,10 +136,10 @@ def _check_exponents(target: Target, quantized: Sequence[Choice]) -> None:
             continue
         weighted = choice.action != "requantize" and importance.of_found(choice.found) is not None
         if weighted or (feedback and not why_nearest(choice, target)):
-            what = "method gptq" if feedback else "importance (imatrix, moments)"
+            what, given = ("method gptq", "it") if feedback else ("importance (imatrix, moments)", "the data")
             raise ValueError(
                 f"{what} must be left out for tensor {choice.found.name!r}, which becomes {choice.recipe.name}: groups "
-                f"with exponents take none"
+                f"with exponents take none; give the tensor another recipe (rules, scheme), or convert without {given}"
             )
 
 
