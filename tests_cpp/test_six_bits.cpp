@@ -19,7 +19,7 @@ Bytes random_bytes(std::size_t n) {
 bool bit_of(const Bytes& bytes, std::size_t i) { return (bytes[i / 8] >> i % 8 & 1U) != 0; }
 
 TEST(SixBits, EveryBitHasItsPlace) {
-    for (const std::size_t n : {0, 4, 12, 16, 20, 64, 1'000'004}) {
+    for (const std::size_t n : {0U, 4U, 12U, 16U, 20U, 64U, 1'000'004U}) {
         const Bytes packed = random_bytes(n / 4 * 3);
         Bytes codes(n), back(packed.size());
         unpack_sixes(packed, codes);

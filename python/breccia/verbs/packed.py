@@ -112,7 +112,14 @@ class PackedWeight(ScaledTensor[A]):
         return getattr(self.packed_data, "device", "cpu")
 
     def map(self, function: Callable[[Any], Any]) -> PackedWeight[A]:
-        """The tensor with ``function(array)`` in place of each array that it holds, unchecked."""
+        """The tensor with ``function(array)`` in place of each array that it holds, unchecked.
+
+        Args:
+            function: moves or views an array; its result has the shape and the bytes of what it was given.
+
+        Returns:
+            A PackedWeight of the same recipe and layout.
+        """
         return type(self)._of(self._form, *[None if part is None else function(part) for part in self._held])
 
     def view(self) -> PackedWeight[A]:
