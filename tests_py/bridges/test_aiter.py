@@ -51,6 +51,18 @@ def test_the_index_of_the_page():
     assert np.array_equal(made.reshape(-1), found)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(32, 8), (64, 16), (96, 24), (50, 13), (300, 11)])
+def test_hipblaslts_scales_are_the_first_rows(rows, columns):
+    """BLK32_UE8M0_32_8_EXT: the byte that XLA's test of it has, of rows filled up to 32 and columns to 8."""
+    scale = np.random.default_rng(2).integers(1, 255, (rows, columns), dtype=np.uint8)
+    tiles = -(-columns // 8)
+    wanted = np.zeros((-(-rows // 32) * 32, tiles * 8), np.uint8)
+    for r, c in np.ndindex(rows, columns):
+        inside = c % 4 * 64 + r % 16 * 4 + c % 8 // 4 * 2 + r % 32 // 16
+        wanted.reshape(-1)[(r // 32 * tiles + c // 8) * 256 + inside] = scale[r, c]
+    assert np.array_equal(common.to_aiter_scales(scale)[: len(wanted)], wanted)
+
+
 def test_scales_of_a_tensor_go_there_and_back():
     q = breccia.cast(np.random.default_rng(1).standard_normal((70, 352), dtype=np.float32), "mxfp4")
     made = common.to_aiter_scales(q.scale)
