@@ -474,7 +474,7 @@ def test_extras_that_the_page_and_the_code_name_are_there():
     tomllib = pytest.importorskip("tomllib")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {"torch", "mlx", "jax", "triton", "bridges", "dev", "all"}
-    named |= {bridge.EXTRA for bridge in bridges.modules().values() if bridge.EXTRA}
+    named |= {bridge.extra for bridge in bridges.registry().values() if bridge.extra}
     for source in (ROOT / "python").rglob("*.py"):
         named |= set(re.findall(r'require\("[\w.]+", "(\w+)"\)', source.read_text()))
     assert named <= set(extras)

@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges, verbs
-from breccia.bridges.contract import NAMED, Place
+from breccia.bridges.contract import NAMED, FileFormat, Place
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, ghost
-from breccia.bridges.protocol import Bridge
 from breccia.checkpoint import Checkpoint, convert, save_arrays
 from breccia.checkpoint.planning.choices import stored_bytes
 from breccia.checkpoint.planning.targets import parse_target
@@ -36,7 +35,7 @@ from breccia.scaled_tensor import ScaledTensor
 __all__ = ["CHECKS", "cases", "run"]
 
 
-def values_of(bridge: Bridge) -> np.ndarray[Any, Any]:
+def values_of(bridge: FileFormat) -> np.ndarray[Any, Any]:
     """The numbers of a bridge's sample, float32, the same each time.
 
     Args:
@@ -48,7 +47,7 @@ def values_of(bridge: Bridge) -> np.ndarray[Any, Any]:
     return np.random.default_rng(7).normal(0, 0.02, bridge.sample.shape).astype(np.float32)
 
 
-def _model(bridge: Bridge, folder: Path) -> Path:
+def _model(bridge: FileFormat, folder: Path) -> Path:
     folder.mkdir()
     sample = bridge.sample
     arrays = {sample.name: values_of(bridge), "norm.weight": np.ones(sample.shape[-1], np.float32)}
@@ -57,14 +56,14 @@ def _model(bridge: Bridge, folder: Path) -> Path:
     return folder
 
 
-def _written(bridge: Bridge, key: str, folder: Path) -> Path:
+def _written(bridge: FileFormat, key: str, folder: Path) -> Path:
     """A checkpoint of the format."""
     name = "written" if not bridge.container.whole else f"written.{bridge.name}"
     convert(_model(bridge, folder / "source"), folder / name, f"{bridge.name}:{key}", include=[bridge.sample.name])
     return folder / name
 
 
-def _found(opened: Checkpoint, bridge: Bridge) -> Found:
+def _found(opened: Checkpoint, bridge: FileFormat) -> Found:
     found = [one for one in opened.found if one.name == bridge.sample.name]
     assert [one.format for one in found] == [bridge.name], f"{bridge.sample.name!r} is read as {found}"
     return opened.refined(found[0])
@@ -81,7 +80,7 @@ def _numbers(tensor: Any) -> np.ndarray[Any, Any]:
     return np.asarray(tensor.dequantize() if isinstance(tensor, OutsideTensor) else tensor, np.float32)
 
 
-def what_is_written_is_read(bridge: Bridge, key: str, folder: Path) -> None:
+def what_is_written_is_read(bridge: FileFormat, key: str, folder: Path) -> None:
     """A checkpoint is found, has the numbers of the cast, and is written again with the same bytes."""
     place, recipe = _written(bridge, key, folder), bridge.recipes[key]
     opened = Checkpoint(place)
@@ -102,7 +101,7 @@ def what_is_written_is_read(bridge: Bridge, key: str, folder: Path) -> None:
                 assert opened.array(name).tobytes() == second.array(name).tobytes(), name
 
 
-def the_plan_is_what_is_made(bridge: Bridge, key: str, folder: Path) -> None:
+def the_plan_is_what_is_made(bridge: FileFormat, key: str, folder: Path) -> None:
     """Dtypes and shapes are known before there are bytes, which are as many as these say."""
     sample, recipe = bridge.sample, bridge.recipes[key]
     place = Place(model=sample.model)
@@ -114,14 +113,14 @@ def the_plan_is_what_is_made(bridge: Bridge, key: str, folder: Path) -> None:
         assert np.asarray(part.make()).nbytes == stored_bytes(part.dtype, part.shape), name
 
 
-def a_transposed_view_is_refused(bridge: Bridge, key: str, folder: Path) -> None:
+def a_transposed_view_is_refused(bridge: FileFormat, key: str, folder: Path) -> None:
     """Files store rows."""
     turned = verbs.cast(np.ones((*bridge.sample.shape[:-2], 256, 256), np.float32), bridge.recipes[key]).mT
     with _refused("transposed view"):
         bridge.stored(bridge.sample.name, turned, Place(model=bridge.sample.model))
 
 
-def a_recipe_without_a_place_is_refused(bridge: Bridge, key: str, folder: Path) -> None:
+def a_recipe_without_a_place_is_refused(bridge: FileFormat, key: str, folder: Path) -> None:
     """What the format does not carry is an error, not another number."""
     for kind in all_recipes():
         recipe: ScalingRecipe = kind()
@@ -134,7 +133,7 @@ def a_recipe_without_a_place_is_refused(bridge: Bridge, key: str, folder: Path) 
                     part.make()
 
 
-def config_json_names_it(bridge: Bridge, key: str, folder: Path) -> None:
+def config_json_names_it(bridge: FileFormat, key: str, folder: Path) -> None:
     """What is written says whose it is, so that nobody else is asked first."""
     if bridge.container.whole:
         return
@@ -158,7 +157,7 @@ _HOSTILE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def any_arrays_are_read_or_refused(bridge: Bridge, key: str, folder: Path) -> None:
+def any_arrays_are_read_or_refused(bridge: FileFormat, key: str, folder: Path) -> None:
     """Parts of any shape and dtype, and parts that are missing, are read or named in an error of one sentence."""
     with contextlib.closing(Checkpoint(_written(bridge, key, folder))) as opened:
         found = _found(opened, bridge)
@@ -169,7 +168,7 @@ def any_arrays_are_read_or_refused(bridge: Bridge, key: str, folder: Path) -> No
             _read_or_refused(bridge, {k: v for k, v in parts.items() if k != role}, found, f"{role}: missing")
 
 
-def _read_or_refused(bridge: Bridge, parts: dict[str, Any], found: Found, what: str) -> None:
+def _read_or_refused(bridge: FileFormat, parts: dict[str, Any], found: Found, what: str) -> None:
     try:
         made = bridge.open(parts, found)
     except (ValueError, TypeError) as error:
@@ -192,7 +191,7 @@ def _refused(word: str) -> Iterator[None]:
     raise AssertionError("it must be refused by a ValueError, it is not")
 
 
-CHECKS: dict[str, Callable[[Bridge, str, Path], None]] = {
+CHECKS: dict[str, Callable[[FileFormat, str, Path], None]] = {
     check.__name__: check
     for check in (
         what_is_written_is_read,
@@ -205,7 +204,7 @@ CHECKS: dict[str, Callable[[Bridge, str, Path], None]] = {
 }
 
 
-def cases(*every: Bridge) -> list[tuple[str, str, str]]:
+def cases(*every: FileFormat) -> list[tuple[str, str, str]]:
     """What there is to check of bridges that write: of each recipe what is written in it, the rest once.
 
     Args:
@@ -226,7 +225,7 @@ def cases(*every: Bridge) -> list[tuple[str, str, str]]:
     ]
 
 
-def run(bridge: Bridge, check: str, key: str, folder: Path) -> None:
+def run(bridge: FileFormat, check: str, key: str, folder: Path) -> None:
     """Run a check; a bridge that is not registered is, as long as it takes.
 
     Args:

@@ -204,9 +204,9 @@ def test_words_that_are_no_matrix_are_named(name: str, role: str) -> None:
 @pytest.mark.parametrize(("name", "call"), [("torchao", "to_torchao"), ("transformer_engine", "to_transformer_engine")])
 def test_a_missing_peer_names_the_extra(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = MODULES[name]
-    monkeypatch.setitem(sys.modules, module.PEER, None)
-    monkeypatch.setitem(sys.modules, f"{module.PEER}.pytorch", None)
-    with pytest.raises(ImportError, match=rf"pip install 'breccia\[{module.EXTRA}\]'"):
+    monkeypatch.setitem(sys.modules, module.BRIDGE.peer, None)
+    monkeypatch.setitem(sys.modules, f"{module.BRIDGE.peer}.pytorch", None)
+    with pytest.raises(ImportError, match=rf"pip install 'breccia\[{module.BRIDGE.extra}\]'"):
         getattr(module, call)(breccia.cast(weight(), breccia.Float8CurrentScaling()))
 
 

@@ -6,7 +6,7 @@ and quantize nothing. Peers are imported when a function needs them: an ImportEr
 docs/formats.md is the map of what each format stores.
 
 The names in the ``__all__`` of every module here are names of this package. `registry` has what each format is, as a
-`Bridge`.
+`FileFormat`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from breccia.bridges.contract import FileFormat
     from breccia.bridges.file_kinds import Container
-    from breccia.bridges.protocol import Bridge
 
 # The modules of the formats. They are not looked for in the folder: where no file can be opened, that finds none.
 _MODULES = (
@@ -43,11 +43,10 @@ _MODULES = (
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
     "file_kinds": ("Container", "Output", "WeightFile"),
-    "contract": ("LIKELY", "NAMED", "NO", "FileFormat", "Kind", "Place", "Sample"),
+    "contract": ("Bridge", "LIKELY", "NAMED", "NO", "FileFormat", "Kind", "Place", "Sample"),
     "fnuz": ("from_fnuz", "to_fnuz"),
     "outside": ("OutsideTensor",),
     "parts": ("Found", "Part"),
-    "protocol": ("Bridge",),
     "readers": ("Readers",),
     "registering": ("register", "unregister"),
     "written": ("InputScale", "Written"),
@@ -65,14 +64,14 @@ def modules() -> dict[str, ModuleType]:
     return {module.NAME: module for module in found}
 
 
-def registry() -> dict[str, Bridge]:
+def registry() -> dict[str, FileFormat]:
     """Every format, by name: those of this package and those that `register` added."""
     found = dict(_by_name())
     del found[""], found["plain"]
     return found
 
 
-def bridge(name: str) -> Bridge:
+def bridge(name: str) -> FileFormat:
     """The format of a name; "" and "plain" are that of tensors without codes.
 
     Args:
@@ -88,12 +87,12 @@ def bridge(name: str) -> Bridge:
 
 
 @cache
-def _by_name() -> dict[str, Bridge]:
+def _by_name() -> dict[str, FileFormat]:
     """What `bridge` looks up, which checkpoints of many tensors ask for each: `register` makes it anew."""
-    from breccia.bridges.contract import PLAIN
-    from breccia.bridges.protocol import all_of
+    from breccia.bridges.contract import PLAIN, registered
 
-    return {"": PLAIN, "plain": PLAIN, **all_of([module.BRIDGE for module in modules().values()])}
+    own = {module.BRIDGE.name: module.BRIDGE for module in modules().values()}
+    return {"": PLAIN, "plain": PLAIN, **own, **registered}
 
 
 @cache

@@ -30,8 +30,6 @@ from breccia.recipes import INT4Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "awq"
-PEER = None
-EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
 
 __all__ = ["from_awq", "to_awq"]
@@ -215,8 +213,6 @@ BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with GPTQModel"),
     calibrated=True,
-    peer=PEER,
-    extra=EXTRA,
     recipes=RECIPES,
     anchors=(".qweight",),
     find=find,

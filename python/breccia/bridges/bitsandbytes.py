@@ -16,12 +16,8 @@ from breccia.bridges.common import Array, check_parts, codes, get
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.bounded_json import loads
-from breccia.recipes import ScalingRecipe
 
 NAME = "bitsandbytes"
-PEER = None
-EXTRA = ""
-RECIPES: dict[str, ScalingRecipe] = {}
 
 __all__ = ["from_bitsandbytes"]
 
@@ -100,11 +96,6 @@ def _state(raw: Array) -> dict[str, Any]:
     return state
 
 
-def load(parts: Mapping[str, Any]) -> Array:
-    """See `from_bitsandbytes`."""
-    return from_bitsandbytes(parts)
-
-
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
     if name.endswith(".SCB"):
@@ -137,9 +128,6 @@ def refine(found: Found, array: Any) -> Found:
 
 BRIDGE = FileFormat(
     name=NAME,
-    peer=PEER,
-    extra=EXTRA,
-    recipes=RECIPES,
     anchors=(".SCB", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
     find=find,
     refine=refine,

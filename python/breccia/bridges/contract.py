@@ -25,7 +25,7 @@ from breccia.recipes import ScalingRecipe, has_exponents
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.value import UNSAID, Activations, Unsaid
 
-__all__ = ["LIKELY", "NAMED", "NO", "PLAIN", "FileFormat", "Kind", "Place", "Sample", "stored_name"]
+__all__ = ["LIKELY", "NAMED", "NO", "PLAIN", "Bridge", "FileFormat", "Kind", "Place", "Sample", "stored_name"]
 
 # What a bridge claims of a checkpoint; of two that look alike, the one that tells them apart says a larger number.
 NO, LIKELY, NAMED = 0, 10, 100
@@ -103,16 +103,78 @@ def _nothing(*_: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A bridge by its functions, each of which may be left out: see `Bridge`, where all are described.
+    """A bridge: what the rest of the package asks a format. Each part but the name may be left out, and has the usual
+    answer then. A field with arguments in parentheses is a function that is called with these.
 
     Attributes:
-        methods: by default its name alone.
-        read: makes the logical tensor: called with ``parts`` and the `Found`.
-        lay_out: role → `Part` of a tensor, called with the tensor and its `Place`; None where nothing is written.
-        store: takes the place of ``lay_out`` where full names and metadata do not follow from roles alone: called with
-            name, tensor and `Place`.
-        role_name: the stored name of a role of a logical tensor.
-        vendors_elements: whether ``carries`` decides about FP8 elements of vendors, too, such as float8_e4m3fnuz; they
+        name: the format's, on the command line.
+        methods: the ``quant_method`` of config.json that names the format, or several; by default its name alone.
+        peer: the module that the functions for live objects import; None where there is none.
+        extra: the extra that installs the peer, "" where there is none.
+        recipes: what ``--to NAME:KEY`` writes, by key; the first is what ``--to NAME`` quantizes to.
+        recipes_with_inputs: the same of layers with a scale of their inputs, where it is not that of `recipes`.
+        kinds: what else ``--to NAME:KEY`` writes, by key.
+        anchors: ends of the stored names that `find` is asked about.
+        marks: patterns of names of stored tensors that only say that a file is of this format, which conversions leave
+            out.
+        opens_in: programs that open what is written, the most usual first; "PROGRAM with LIBRARY" where it needs one.
+        needs: what else they need, in words; "" where nothing.
+        calibrated: whether files of the format are mostly made by data, which rounding to the nearest is not.
+        container: the kind of file that holds the format's tensors.
+        input_scales: whether scales of activations (``input_scale``) are written beside the weights.
+        output_scales: whether a source of the format that has static scales of a layer's outputs (``output_scale``)
+            keeps them.
+        input_scale: (recipe of the weight, the source's ``quantization_config``, empty for what is written) → how the
+            scale of a layer's inputs is stored; None where there is none, or nothing says what it means.
+        inputs_beside: (the layer's weight, names of all stored tensors) → how its inputs are quantized, where not
+            config.json but what is stored beside the weight says it; None for high precision, `UNSAID` where
+            config.json says it, or nothing does.
+        inputs_written: (recipe of the weight, how its inputs are to be quantized) → what `inputs_beside` finds in what
+            is written: the same where the format can say it.
+        cache_scales: where the scales of an FP8 KV cache are written, of keys ("k") and of values ("v"): their names
+            with ``{}`` for the layer's, and shapes; empty where there is no place for them.
+        readers: what the programs that load the format know.
+        row_axis: the axis of stored tensors along which a matrix's rows lie: 0 or -1; None where there is none, or
+            where what is stored for some rows is not what would be stored for these rows alone. With 0, a batch's
+            matrices lie there, too.
+        shape_role: the role whose numbers are the logical shape; "" where there is none.
+        reshaped: (a tensor, the shape of some of its rows) → their description, which `read` is called with.
+        sample: a tensor to try the format with.
+        beside: the file beside config.json that says of quantization what `said_beside` reads; "" where there is none.
+        said_beside: (that file's JSON object) → the object that config.json has under ``quantization_config``.
+        claims: (the context of `find`) → how much of a checkpoint is this format's, which settles who is asked first to
+            `find` a tensor: `NAMED` where config.json names the format, `NO` where it is not to be asked, else
+            `LIKELY`, or more where it tells its own tensors from another's that look alike. Where two that claim as
+            much find a tensor, none reads it. None: `NAMED` by one of `methods`, else `LIKELY`.
+        find: (name of a stored tensor that ends with one of `anchors`, all by name with ``name``, ``dtype`` and
+            ``shape`` as headers say them, context) → the logical tensor that it belongs to, with its shape and recipe,
+            known from headers alone; None where it is of another format, ValueError where it is of this one and does
+            not fit. The context is what config.json says: "quantization_config", of which "quant_method" is the method,
+            "" where it names none, and "quantization"; the whole of it is "config".
+        find_all: (all stored tensors by name, the header's strings) → the logical tensors that the strings describe;
+            none where these are of other formats, ValueError where they are the format's but not of its form. None
+            where metadata describes no tensor of the format.
+        refine: (a tensor, what reads a stored one by its name) → the tensor with what only small stored ones tell;
+            itself where there is nothing to add, ValueError where they say what does not fit.
+        read: (stored arrays by role, typed by the header, views of a file that must not be written to; the tensor) →
+            a ScaledTensor in NumPy where the values have that form, else an `OutsideTensor` or a float array;
+            ValueError or TypeError where they do not fit. None: the format is one of live objects.
+        keeps: (a tensor without a recipe, refined) → whether its stored bytes are copied where nothing is asked for.
+        carries: (recipe of the tensor to write) → whether the format holds its bytes as they are.
+        takes: (name, shape) → whether the format has a place for a quantized weight; others stay as they are.
+        why_not: (name) → why a weight must not be quantized though the format could hold it, in words; "" where it may.
+        model_knows: (recipe, config.json) → whether the program of a model reads a recipe in this format.
+        lay_out: (tensor, place) → its `Part` by role, ValueError where the format has no place for it; None where
+            nothing is written. In planning the tensor's memory is never touched.
+        store: takes the place of `lay_out` where full names and metadata do not follow from roles alone: called as
+            `stored`.
+        role_name: (name of a logical tensor, role) → the stored name.
+        plain_metadata: (name) → the header's entries for a tensor that stays plain.
+        header: (names of a file's logical tensors, recipes of the quantized modules by their names, modules with a
+            scale of their activations) → the file's entries.
+        config: (the checkpoint as it is written) → entries of config.json, and under the name of `beside` what that
+            file says; ValueError where it cannot say it.
+        vendors_elements: whether `carries` decides about FP8 elements of vendors, too, such as float8_e4m3fnuz; they
             are not carried otherwise.
         exponents: the same of recipes whose groups have exponents, such as `Float8ExpandedScaling`.
     """
@@ -182,7 +244,18 @@ class FileFormat:
         return self.lay_out is not None or self.store is not None
 
     def open(self, parts: Mapping[str, Array], found: Found) -> Made:
-        """See `Bridge.open`."""
+        """A logical tensor of its stored ones: see `read`.
+
+        Args:
+            parts: stored arrays by role.
+            found: the tensor, as `find` or `find_all` gave it.
+
+        Returns:
+            What `read` gives.
+
+        Raises:
+            ValueError: the format is one of live objects, or they do not fit.
+        """
         if self.read is None:
             raise ValueError(f"{self.name}: the format must be one of files, this one is of live objects")
         return self.read(parts, found)
@@ -190,7 +263,19 @@ class FileFormat:
     def stored(
         self, name: str, scaled: ScaledTensor | OutsideTensor, place: Place
     ) -> tuple[dict[str, Part], dict[str, str]]:
-        """See `Bridge.stored`."""
+        """The stored tensors of a logical one by full name, and its entries in the header's metadata.
+
+        Args:
+            name: of the logical tensor.
+            scaled: the tensor, or one of the same form whose memory is never touched (in planning).
+            place: where it goes.
+
+        Returns:
+            Full name → `Part`, and key → text.
+
+        Raises:
+            ValueError: the format has no place for such a tensor.
+        """
         if self.store is not None:
             return self.store(name, scaled, place)
         if self.lay_out is None:
@@ -198,4 +283,8 @@ class FileFormat:
         return {self.role_name(name, role): part for role, part in self.lay_out(scaled, place).items()}, {}
 
 
+Bridge = FileFormat  # another name of it
+
 PLAIN = FileFormat("", opens_in=("transformers", "vLLM", "SGLang"))  # checkpoints without codes
+
+registered: dict[str, FileFormat] = {}  # formats of others, by name: see `breccia.bridges.register`

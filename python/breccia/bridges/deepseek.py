@@ -43,8 +43,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "deepseek"
-PEER = None
-EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {
     "block": Float8BlockScaling(block_m=128, block_k=128),
     "block-ue8m0": Float8BlockScaling(block_m=128, block_k=128, scale_format="e8m0"),
@@ -317,8 +315,6 @@ BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers"),
     methods=("fp8",),
-    peer=PEER,
-    extra=EXTRA,
     recipes=RECIPES,
     anchors=("_scale_inv", ".scale"),
     readers=Readers(

@@ -11,13 +11,9 @@ from typing import Any
 
 from breccia import frameworks
 from breccia.bridges.contract import FileFormat
-from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "dlpack"
-PEER = None
-EXTRA = ""
-RECIPES: dict[str, ScalingRecipe] = {}
 
 __all__ = ["from_dlpack", "to_dlpack"]
 
@@ -81,7 +77,4 @@ def _check(scaled: Any) -> None:
 
 BRIDGE = FileFormat(
     name=NAME,
-    peer=PEER,
-    extra=EXTRA,
-    recipes=RECIPES,
 )

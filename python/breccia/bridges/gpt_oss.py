@@ -17,8 +17,6 @@ from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "gpt-oss"
-PEER = None
-EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {"mxfp4": MXFP4BlockScaling()}
 
 __all__ = ["from_gpt_oss", "to_gpt_oss"]
@@ -121,8 +119,6 @@ BRIDGE = FileFormat(
     opens_in=("vLLM", "transformers"),
     needs="experts of gpt-oss alone",
     methods=("mxfp4",),
-    peer=PEER,
-    extra=EXTRA,
     recipes=RECIPES,
     anchors=("_blocks",),
     readers=Readers(

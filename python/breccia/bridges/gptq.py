@@ -44,8 +44,6 @@ from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "gptq"
-PEER = None
-EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {
     "int4": INT4Scaling(),
     "int4-asym": INT4Scaling(signed=False, symmetric=False),
@@ -400,8 +398,6 @@ BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with GPTQModel"),
     calibrated=True,
-    peer=PEER,
-    extra=EXTRA,
     recipes=RECIPES,
     anchors=(".qweight",),
     find=find,

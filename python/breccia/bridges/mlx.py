@@ -46,7 +46,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "mlx"
-PEER = "mlx.core"
 EXTRA = "mlx"
 RECIPES: dict[str, ScalingRecipe] = {
     "mxfp4": MXFP4BlockScaling(),
@@ -409,7 +408,7 @@ def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTenso
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("mlx-lm",),
-    peer=PEER,
+    peer="mlx.core",
     extra=EXTRA,
     recipes=RECIPES,
     anchors=(".scales",),

@@ -45,8 +45,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "modelopt"
-PEER = None
-EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),
     "fp8": Float8CurrentScaling(granularity="row"),
@@ -364,8 +362,6 @@ def _group(kind: dict[str, Any]) -> dict[str, Any]:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with breccia"),
-    peer=PEER,
-    extra=EXTRA,
     recipes=RECIPES,
     recipes_with_inputs={"fp8": RECIPES["fp8-tensor"]},
     anchors=("weight_scale",),

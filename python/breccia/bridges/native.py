@@ -44,9 +44,6 @@ from breccia.schemes.value import Activations
 from breccia.value.inputs import refuse_mask
 
 NAME = "breccia"
-PEER = None
-EXTRA = ""
-RECIPES: dict[str, ScalingRecipe] = {}
 _ORIGINALS = ("float32", "float64", "float16", "bfloat16")
 _GRID = {"fp8_format", "fp6_format", "block_k", "group_size", "signed", "symmetric"}  # in files of every version
 ROLES = ("data", "scale", "zero_point", "global_scale")
@@ -368,9 +365,6 @@ BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers"),
     needs="each needs breccia",
-    peer=PEER,
-    extra=EXTRA,
-    recipes=RECIPES,
     readers=Readers(
         turned_weights=True,  # read by name, whose weights are turned back
         embeddings=True,

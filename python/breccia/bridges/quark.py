@@ -47,8 +47,6 @@ from breccia.schemes.value import Activations
 from breccia.value import sixes
 
 NAME = "quark"
-PEER = None
-EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {
     "fp8": Float8CurrentScaling(granularity="row"),
     "fp8-tensor": Float8CurrentScaling(),
@@ -396,8 +394,6 @@ BRIDGE = FileFormat(
     name=NAME,
     opens_in=("transformers with AMD Quark", "vLLM"),
     needs="vLLM: FP8 alone",
-    peer=PEER,
-    extra=EXTRA,
     recipes=RECIPES,
     recipes_with_inputs={"fp8": RECIPES["fp8-tensor"]},
     anchors=("weight_scale",),

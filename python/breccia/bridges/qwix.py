@@ -28,7 +28,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "qwix"
-PEER = "qwix"
 EXTRA = "qwix"
 RECIPES: dict[str, ScalingRecipe] = {
     "int8": INT8Scaling(),
@@ -243,7 +242,7 @@ def _zero_of(upright: ScaledTensor, shape: tuple[int, ...], dtype: Any) -> Array
 
 BRIDGE = FileFormat(
     name=NAME,
-    peer=PEER,
+    peer="qwix",
     extra=EXTRA,
     recipes=RECIPES,
     carries=carries,

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from breccia import bridges
-from breccia.bridges.protocol import Bridge, registered
+from breccia.bridges.contract import FileFormat, registered
 
 __all__ = ["register", "unregister"]
 
 
-def register(bridge: Bridge) -> None:
+def register(bridge: FileFormat) -> None:
     """Add a format to those that checkpoints are read from and converted to, for as long as the process lives.
 
     Args:
-        bridge: what the format is; `breccia.bridges.FileFormat` makes one of a few functions.
+        bridge: what the format is.
 
     Raises:
         ValueError: there is a format of that name, or the name is none that the command line can spell.

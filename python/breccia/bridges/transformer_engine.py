@@ -41,7 +41,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "transformer_engine"
-PEER = "transformer_engine"
 EXTRA = "te"
 RECIPES: dict[str, ScalingRecipe] = {
     "delayed": DelayedScaling(),
@@ -300,7 +299,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 BRIDGE = FileFormat(
     name=NAME,
-    peer=PEER,
+    peer="transformer_engine",
     extra=EXTRA,
     recipes=RECIPES,
     carries=carries,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from breccia import bridges
-from breccia.bridges.protocol import Bridge
+from breccia.bridges.contract import FileFormat
 from breccia.cli.errors import one_line
 from breccia.cli.terminal import COLUMNS, after, fitted, wrapped
 
@@ -34,7 +34,7 @@ __all__ = [
 _HEADS = {"": "floats", bridges.OWN: "breccia's own"}
 _NOTES = 12  # that a screen shows
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
-# What a program of `Bridge.opens_in` is started with.
+# What a program of `FileFormat.opens_in` is started with.
 _STARTS = {
     "vLLM": "vllm serve {out}",
     "SGLang": "python -m sglang.launch_server --model-path {out}",
@@ -96,7 +96,7 @@ def _bits(report: Mapping[str, Any]) -> str:
     return f"{every:.2f} bits a weight" + ("" if codes is None else f" ({codes:.2f} quantized)")
 
 
-def advice(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> list[str]:
+def advice(report: Mapping[str, Any], target: FileFormat, calibrated: bool) -> list[str]:
     """That codes are rounded to nearest in a format that people know for better ones.
 
     Args:
@@ -109,7 +109,7 @@ def advice(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> list[
     return wrapped("rounded to nearest: --moments FILE --method gptq, with FILE of breccia calibrate, loses less")
 
 
-def following(report: Mapping[str, Any], target: Bridge) -> list[str]:
+def following(report: Mapping[str, Any], target: FileFormat) -> list[str]:
     """What to do next, by the target.
 
     Args:

@@ -58,7 +58,7 @@ def of_checkpoint(checkpoint: Opened) -> ModelScheme:
 
 
 def _beside(checkpoint: Opened, quantized: Iterable[Any]) -> dict[str, Activations | None]:
-    """See `Bridge.inputs_beside`."""
+    """See `FileFormat.inputs_beside`."""
     said = {one.name: bridges.bridge(one.format).inputs_beside(one, checkpoint.entries) for one in quantized}
     return {name.removesuffix(".weight"): one for name, one in said.items() if not isinstance(one, Unsaid)}
 

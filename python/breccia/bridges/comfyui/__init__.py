@@ -36,8 +36,6 @@ from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 
 NAME = "comfyui"
-PEER = None
-EXTRA = ""
 HEADER = "_quantization_metadata"
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),
@@ -376,8 +374,6 @@ def refine(found: Found, array: Callable[[str], Array]) -> Found:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("ComfyUI",),
-    peer=PEER,
-    extra=EXTRA,
     recipes=RECIPES,
     anchors=(".comfy_quant", ".weight_scale", f".{_OLD_SCALE}"),
     marks=("scaled_fp8", "*.scaled_fp8"),

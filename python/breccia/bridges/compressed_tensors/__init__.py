@@ -46,7 +46,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value import sixes
 
-PEER = "compressed_tensors"
 EXTRA = "compressed-tensors"
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(global_scale_form="divisor"),
@@ -224,7 +223,7 @@ def _one_divisor(scaled: ScaledTensor) -> Array:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with compressed-tensors"),
-    peer=PEER,
+    peer="compressed_tensors",
     extra=EXTRA,
     recipes=RECIPES,
     anchors=("weight_scale",),

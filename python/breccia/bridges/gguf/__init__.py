@@ -36,7 +36,6 @@ from breccia.schemes.value import UNSAID, Activations, Unsaid
 from breccia.verbs.cast_options import column_weights
 
 NAME = "gguf"
-PEER = "gguf"
 EXTRA = "gguf"
 _INPUTS = "input_scale"  # the last part of its name
 RECIPES: dict[str, ScalingRecipe] = {
@@ -308,7 +307,7 @@ def inputs_beside(found: Found, names: Collection[str]) -> Activations | Unsaid:
 
 
 def inputs_written(recipe: ScalingRecipe, inputs: Activations | None) -> Activations | Unsaid:
-    """See `Bridge.inputs_written`."""
+    """See `FileFormat.inputs_written`."""
     local = isinstance(recipe, NVFP4BlockScaling) and inputs == inputs_for(recipe, "local")
     return inputs if local and inputs is not None else UNSAID
 
@@ -316,7 +315,7 @@ def inputs_written(recipe: ScalingRecipe, inputs: Activations | None) -> Activat
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("llama.cpp",),
-    peer=PEER,
+    peer="gguf",
     extra=EXTRA,
     recipes=RECIPES,
     kinds=KINDS,

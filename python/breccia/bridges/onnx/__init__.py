@@ -34,7 +34,6 @@ from breccia.recipes import (
 )
 from breccia.scaled_tensor import ScaledTensor
 
-PEER = "onnx"
 EXTRA = "onnx"
 RECIPES: dict[str, ScalingRecipe] = {
     "int4": INT4Scaling(),
@@ -150,7 +149,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("onnx's evaluator",),
-    peer=PEER,
+    peer="onnx",
     extra=EXTRA,
     recipes=RECIPES,
     container=ONNX,

@@ -33,7 +33,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = reading.NAME
-PEER = "torchao"
 EXTRA = "torchao"
 RECIPES: dict[str, ScalingRecipe] = {
     "fp8": Float8CurrentScaling(granularity="row"),
@@ -159,7 +158,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("transformers with torchao",),
-    peer=PEER,
+    peer="torchao",
     extra=EXTRA,
     recipes=RECIPES,
     container=Container(header_of_all=True),  # readers take the last shard's header for that of all

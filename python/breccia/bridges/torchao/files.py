@@ -130,7 +130,7 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
 
 
 def beside(found: Found, names: Collection[str]) -> Activations | None:
-    """See `breccia.bridges.contract.Bridge.inputs_beside`."""
+    """See `FileFormat.inputs_beside`."""
     return found.record(Details).inputs
 
 

@@ -94,7 +94,7 @@ def _fp8(inputs: Activations) -> bool:
 
 
 def inputs_written(recipe: ScalingRecipe, inputs: Activations | None) -> Activations | None:
-    """See `breccia.bridges.contract.Bridge.inputs_written`."""
+    """See `FileFormat.inputs_written`."""
     kind = "IntxUnpackedToInt8Tensor" if isinstance(recipe, INT4Scaling) else ""
     return inputs if inputs is not None and said_of_inputs(kind, recipe, inputs) else None
 

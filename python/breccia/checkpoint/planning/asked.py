@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.protocol import Bridge
+from breccia.bridges.contract import FileFormat
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.input_file import DataFile
@@ -191,7 +191,7 @@ def _last(match: Match) -> str | None:
     return None if set("*?[") & set(last) else last
 
 
-def fitted(recipe: ScalingRecipe, bridge: Bridge) -> ScalingRecipe:
+def fitted(recipe: ScalingRecipe, bridge: FileFormat) -> ScalingRecipe:
     """A recipe as a format stores it: its scales in the form that the format's own recipes have.
 
     Args:

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from breccia import bridges, recipe_names
+from breccia.bridges.contract import FileFormat
 from breccia.bridges.parts import ghost
-from breccia.bridges.protocol import Bridge
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
 from breccia.gguf.container import block_bytes
 from breccia.recipes import ScalingRecipe
@@ -66,7 +66,7 @@ def targets() -> list[dict[str, Any]]:
     return rows
 
 
-def _told(bridge: Bridge) -> dict[str, Any]:
+def _told(bridge: FileFormat) -> dict[str, Any]:
     return {"opens_in": list(bridge.opens_in), "needs": bridge.needs}
 
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from breccia import bridges, recipe_names, recipes
+from breccia.bridges.contract import FileFormat
 from breccia.bridges.parts import Found
-from breccia.bridges.protocol import Bridge
 from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.planning.asked import Asked, fitted
@@ -140,7 +140,7 @@ class Target:
         return bool(self.float_dtype) or (kind is not None and kind.encode is None)
 
     @cached_property
-    def bridge(self) -> Bridge:
+    def bridge(self) -> FileFormat:
         """What the format is; that of plain tensors where a float dtype is written."""
         return bridges.bridge(self.format)
 
@@ -227,7 +227,7 @@ def _optional(
 
 
 def _of_kind(
-    spelled: str, bridge: Bridge, keys: list[str], options: Mapping[str, Any], patterns: dict[str, Any]
+    spelled: str, bridge: FileFormat, keys: list[str], options: Mapping[str, Any], patterns: dict[str, Any]
 ) -> Target:
     if keys[1:]:
         raise ValueError(f"the option after '--to {bridge.name}:{keys[0]}:' must be left out, got {keys[1]!r}")

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from breccia import bridges
-from breccia.bridges.contract import LIKELY, NAMED, NO
+from breccia.bridges.contract import LIKELY, NAMED, NO, FileFormat, registered
 from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.parts import STORED, Found
-from breccia.bridges.protocol import Bridge, registered
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.naming import NAMELESS, naming
 
@@ -52,7 +51,7 @@ class Finder:
 
     Args:
         entries: stored tensors by name.
-        context: what config.json says, see `Bridge.find`; a format of the name of its method is asked first.
+        context: what config.json says, see `FileFormat.find`; a format of the name of its method is asked first.
 
     Attributes:
         claims: what each bridge claims, by name.
@@ -122,7 +121,7 @@ class Finder:
             if claim >= NAMED and name in self.troubles:
                 return
 
-    def _asked(self, bridge: Bridge, name: str) -> Found | None:
+    def _asked(self, bridge: FileFormat, name: str) -> Found | None:
         try:
             one = bridge.find(name, self.entries, self._context)
             if one is not None:

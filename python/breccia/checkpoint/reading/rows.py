@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Some rows of a logical tensor, of the bytes of those rows alone.
 
-A row of a matrix, or a matrix of a batch, is a run of each stored tensor along the axis that `Bridge.row_axis` names.
-Where a format has no such axis the whole tensor is read.
+A row of a matrix, or a matrix of a batch, is a run of each stored tensor along the axis that `FileFormat.row_axis`
+names. Where a format has no such axis the whole tensor is read.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Checkpoint:
 
     @property
     def context(self) -> dict[str, Any]:
-        """What bridges are told of config.json, see `breccia.bridges.Bridge.find`."""
+        """What bridges are told of config.json, see `FileFormat.find`."""
         return {
             "quantization_config": self.quantization,
             "quant_method": str(self.quantization.get("quant_method") or ""),
