@@ -26,6 +26,7 @@ from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing.execute import cast_for, execute
 from breccia.checkpoint.writing.repack import repack
+from breccia.checkpoint.writing.sink import Sink
 from breccia.distributed.checkpoints.names import stored_state
 from breccia.distributed.checkpoints.taking import header_dtype
 from breccia.distributed.gather import collectives, statistics
@@ -111,12 +112,13 @@ class Refit:
         with contextlib.closing(Workers(self._threads)) as workers:
             for choice in self._choices:
                 memory = _Memory(choice.outputs)
+                sink = Sink(memory, workers)
                 scaled = self._live.codes(choice, self._target)
                 if scaled is None:
                     self._live.hold(choice.found)
-                    execute(self._live, choice, self._target, memory, workers, lambda _: None)
+                    execute(self._live, choice, self._target, sink)
                 else:
-                    repack(scaled, choice, self._target, memory, workers, lambda _: None)
+                    repack(scaled, choice, self._target, sink)
                 for name, tensor in memory.tensors():
                     self._given[name] = _digest(tensor)
                     yield name, tensor

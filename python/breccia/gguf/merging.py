@@ -20,9 +20,9 @@ from breccia.checkpoint.lora.plan import FLOATS, MergePlanner
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing.execute import as_dtype
 from breccia.checkpoint.writing.losses import Loss
+from breccia.checkpoint.writing.sink import Sink
 from breccia.gguf.container import GgufFile
 
 __all__ = ["MergeInPlace"]
@@ -87,13 +87,12 @@ class MergeInPlace(Merge):
 
     planner = _InPlace
 
-    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
+    def _execute(self, choice: Choice, sink: Sink, losses: dict[str, Loss]) -> int:
         if choice.action != "merge":
-            return super()._execute(choice, writer, workers, losses)
+            return super()._execute(choice, sink, losses)
         found = choice.found
         for name, array in self._stored(choice).items():
-            writer.write(name, array)
-            self.progress.add(array.nbytes)
+            sink.put(name, array)
         self.checkpoint.release(found)
         return self.bad.get(found.name, 0)
 

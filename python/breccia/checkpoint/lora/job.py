@@ -20,19 +20,18 @@ from breccia.bridges.outside import values
 from breccia.bridges.parts import Found
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.files import disk
-from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.lora.adapters import Adapter
 from breccia.checkpoint.lora.plan import Group, MergePlanner
 from breccia.checkpoint.lora.rounding import MergeRounding
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.convert import Job
 from breccia.checkpoint.writing.execute import as_dtype, cast_for
 from breccia.checkpoint.writing.finite import counted
 from breccia.checkpoint.writing.losses import Loss
 from breccia.checkpoint.writing.repack import repack
+from breccia.checkpoint.writing.sink import Sink
 from breccia.checkpoint.writing.work import Work
 from breccia.recipes import choices
 from breccia.scaled_tensor import ScaledTensor
@@ -76,14 +75,14 @@ class Merge(Job):
     def _companions(self, work: Work) -> None:
         outputs.write_companions(self.checkpoint, work.out, None, self.plan.choices, dict(self.plan.files))
 
-    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
+    def _execute(self, choice: Choice, sink: Sink, losses: dict[str, Loss]) -> int:
         if choice.action != "merge":
-            return super()._execute(choice, writer, workers, losses)
+            return super()._execute(choice, sink, losses)
         found = choice.found
         if found.format == "plain":
-            self._write_floats(choice, writer)
+            self._write_floats(choice, sink)
         else:
-            repack(self._made(choice), choice, self.target, writer, workers, self.progress.add)
+            repack(self._made(choice), choice, self.target, sink)
         self.checkpoint.release(found)
         return self.bad.get(found.name, 0)
 
@@ -179,7 +178,7 @@ class Merge(Job):
         }
         return {**super()._report(seconds), "output_errors": {}, "change": change}
 
-    def _write_floats(self, choice: Choice, writer: PlannedWriter) -> None:
+    def _write_floats(self, choice: Choice, sink: Sink) -> None:
         ((name, (dtype, _)),) = choice.outputs.items()
         values = self.values(choice.found)
         if choice.found.origin.turned:
@@ -187,6 +186,4 @@ class Merge(Job):
         array = as_dtype(values, dtype)
         if not choice.found.origin.turned:
             self.note_kept(choice.found, values, lambda start, stop: float32(array[start:stop]))
-        array = np.ascontiguousarray(array)
-        writer.write(name, array)
-        self.progress.add(array.nbytes)
+        sink.put(name, np.ascontiguousarray(array))

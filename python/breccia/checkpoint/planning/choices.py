@@ -13,6 +13,7 @@ from typing import Any
 
 from breccia import bridges, recipes
 from breccia.bridges.contract import Kind, Place
+from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, ghost
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
@@ -372,15 +373,19 @@ def _outputs(
     return Choice(found, action, outputs, recipe or found.recipe, metadata)
 
 
-def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], dict[str, str]]:
+def target_parts(
+    target: Target, name: str, scaled: ScaledTensor | OutsideTensor
+) -> tuple[dict[str, Part], dict[str, str]]:
     """Stored tensors by full name, and entries of the header's metadata.
 
     Raises:
         ValueError: the format has no place for such a tensor.
     """
-    bridge = target.bridge
-    inputs = bridge.input_scales and name.removesuffix(".weight") in target.inputs
+    bridge, module = target.bridge, name.removesuffix(".weight")
+    if not isinstance(scaled, ScaledTensor):
+        return bridge.stored(name, scaled, Place(False, target.model, target.spell))
+    inputs = bridge.input_scales and module in target.inputs
     inputs = inputs and bridge.input_scale(scaled.recipe, {}) is not None
-    said = target.inputs_of(name.removesuffix(".weight"), scaled.recipe) if isinstance(scaled, ScaledTensor) else None
+    said = target.inputs_of(module, scaled.recipe)
     said = said if inputs or said is None or said.when == "dynamic" else None
     return bridge.stored(name, scaled, Place(inputs, target.model, target.spell, said))

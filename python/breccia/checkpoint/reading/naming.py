@@ -5,23 +5,22 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 __all__ = ["NAMELESS", "naming"]
 
 NAMELESS = ""  # of an error that concerns the file, not one tensor
 
 
-class naming:  # noqa: N801
+class naming(NamedTuple):  # noqa: N801
     """Add the file and the tensor to the message of a ValueError raised inside: wrong bytes in a file cause it.
 
     Raises:
         ValueError: see above. Other errors are defects of a bridge and stay as they are.
     """
 
-    __slots__ = ("name", "path")
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
+    path: Path
+    name: str
 
     def __enter__(self) -> None:
         pass

@@ -34,6 +34,7 @@ from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.execute import execute
 from breccia.checkpoint.writing.losses import Loss, errors, lost
+from breccia.checkpoint.writing.sink import Sink
 from breccia.checkpoint.writing.work import Done, Work, check_destination, check_replaceable, names_folder
 from breccia.schemes.value import ModelScheme, Rule
 
@@ -195,10 +196,9 @@ class Job:
             trouble = self.checkpoint.container.write_companions(self.checkpoint.path, work.out)
             self.notes += [trouble] if trouble else []
 
-    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
+    def _execute(self, choice: Choice, sink: Sink, losses: dict[str, Loss]) -> int:
         """Write a tensor, and add what it lost; how many of its numbers are infinite or NaN."""
-        lists = (losses, self.rounded)
-        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, *lists)
+        return execute(self.checkpoint, choice, self.target, sink, losses, self.rounded)
 
     def dry_run(self) -> dict[str, Any]:
         """What would be done."""
@@ -298,6 +298,7 @@ class Job:
         """Write tensors, and say now and then which are on disk."""
         done = work.done(name)
         writer.sums = Sums() if self.checksums else None
+        sink = Sink(writer, workers, self.progress.add)
         pending: dict[str, Done] = {}
         written = 0
         for choice in choices:
@@ -310,7 +311,7 @@ class Job:
                 continue
             losses: dict[str, Loss] = {}
             with naming(self.checkpoint.path, choice.found.name):
-                bad = self._execute(choice, writer, workers, losses)
+                bad = self._execute(choice, sink, losses)
             counts = {choice.found.name: bad} if bad else {}
             said = self.rounded.get(choice.found.name)
             rounded = {} if said is None else {choice.found.name: said}

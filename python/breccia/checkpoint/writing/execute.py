@@ -17,17 +17,17 @@ from breccia.bridges.common import bfloat16_bits, float32
 from breccia.bridges.contract import Kind
 from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.files.dtypes import typed
-from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.rounding import why_nearest
 from breccia.checkpoint.planning.shared_scales import Cast, cast_shared
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.checkpoint.workers import PIECE, Workers
+from breccia.checkpoint.workers import PIECE
 from breccia.checkpoint.writing.feedback import rounded as feedback
 from breccia.checkpoint.writing.finite import counted, in_piece
 from breccia.checkpoint.writing.losses import Loss, summed
 from breccia.checkpoint.writing.repack import repack
+from breccia.checkpoint.writing.sink import Sink
 from breccia.comparison import Comparison, compare
 from breccia.layouts import PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
@@ -40,7 +40,6 @@ _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float6
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
 Array = Any
-Done = Callable[[int], None]
 Read = Callable[[int, int], Array]
 
 
@@ -48,9 +47,7 @@ def execute(
     checkpoint: Checkpoint,
     choice: Choice,
     target: Target,
-    writer: PlannedWriter,
-    workers: Workers,
-    done: Done,
+    sink: Sink,
     losses: dict[str, Loss] | None = None,
     rounded: dict[str, dict[str, Any]] | None = None,
 ) -> int:
@@ -69,63 +66,60 @@ def execute(
         case "copy":
             (name,) = choice.outputs
             read, nbytes = _bytes_of(checkpoint, found)
-            _copy(_counting(read, found.dtype, bad), nbytes, name, writer, workers, done)
+            _copy(_counting(read, found.dtype, bad), nbytes, name, sink)
         case "same":
             for name in choice.outputs:
                 read = functools.partial(checkpoint.span, name)
-                _copy(read, checkpoint.entries[name].nbytes, name, writer, workers, done)
+                _copy(read, checkpoint.entries[name].nbytes, name, sink)
         case "float":
             ((name, (dtype, _)),) = choice.outputs.items()
             if found.format == "plain" and not choice.turned and found.origin is STORED:
                 read, nbytes = _bytes_of(checkpoint, found)
-                _convert(_counting(read, found.dtype, bad), nbytes, found.dtype, name, dtype, writer, workers, done)
+                _convert(_counting(read, found.dtype, bad), nbytes, found.dtype, name, dtype, sink)
             else:
                 write = _turned_floats if choice.turned else _floats
                 values = _values(checkpoint, found)
-                bad.append(counted(values, workers))
-                write(values, name, dtype, writer, workers, done)
+                bad.append(counted(values, sink.workers))
+                write(values, name, dtype, sink)
         case "multiply" | "divide":
             ((name, (_, shape)),), (number,) = choice.outputs.items(), choice.values
             stored = float32(checkpoint.array(found.parts["weight"])).astype(np.float64)
             with np.errstate(divide="ignore", over="ignore"):
                 scale = np.asarray(stored * number if choice.action == "multiply" else number / stored, np.float32)
-            writer.write(name, scale.reshape(shape))
-            done(scale.nbytes)
+            sink.put(name, scale.reshape(shape))
         case "make":
             (name,) = choice.outputs
-            anew = np.asarray(choice.values, np.float32)
-            writer.write(name, anew)
-            done(anew.nbytes)
+            sink.put(name, np.asarray(choice.values, np.float32))
         case "keep":
             (name,) = choice.outputs
             blocks = checkpoint.blocks(found)
-            _copy(lambda start, stop: blocks[start:stop], blocks.size, name, writer, workers, done)
+            _copy(lambda start, stop: blocks[start:stop], blocks.size, name, sink)
         case "encode":
             ((name, (written, _)),) = choice.outputs.items()
             kind = next(one for one in target.bridge.kinds.values() if one.name == written)
             sums: list[Comparison] = []
             values = _values(checkpoint, found)
-            bad.append(counted(values, workers))
-            _encode(values, kind, _importance(target, found), name, writer, workers, done, sums)
+            bad.append(counted(values, sink.workers))
+            _encode(values, kind, _importance(target, found), name, sink, sums)
             if losses is not None and sums:
                 losses[found.name] = summed(sums, again=isinstance(values, ScaledTensor))
         case "repack":
             loaded = checkpoint.load(found)
             assert isinstance(loaded, (ScaledTensor, outside.OutsideTensor))
-            repack(loaded, choice, target, writer, workers, done)
+            repack(loaded, choice, target, sink)
         case "requantize":
             scaled = checkpoint.load(found)
             assert isinstance(scaled, ScaledTensor)
             made = _quantized(checkpoint, choice, target, scaled, rounded)
-            bad.append(counted(scaled, workers))
-            repack(made, choice, target, writer, workers, done)
+            bad.append(counted(scaled, sink.workers))
+            repack(made, choice, target, sink)
             if losses is not None:
                 losses[found.name] = summed([compare(scaled, made)], again=True)
         case "cast":
             values = _values(checkpoint, found)
-            bad.append(counted(values, workers))
+            bad.append(counted(values, sink.workers))
             made = _quantized(checkpoint, choice, target, values, rounded)
-            repack(made, choice, target, writer, workers, done)
+            repack(made, choice, target, sink)
             if losses is not None:
                 losses[found.name] = summed([compare(values, made)])
     checkpoint.release(found)
@@ -228,18 +222,14 @@ def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
     return lambda start, stop: checkpoint.span(name, start, stop), checkpoint.entries[name].nbytes
 
 
-def _copy(read: Read, nbytes: int, name: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+def _copy(read: Read, nbytes: int, name: str, sink: Sink) -> None:
     def work(at: int, _: Array) -> None:
-        piece = read(at, min(at + 4 * PIECE, nbytes))
-        writer.write(name, piece, at)
-        done(piece.nbytes)
+        sink.put(name, read(at, min(at + 4 * PIECE, nbytes)), at)
 
-    workers.each(work, iter(range(0, nbytes, 4 * PIECE)))
+    sink.workers.each(work, iter(range(0, nbytes, 4 * PIECE)))
 
 
-def _convert(
-    read: Read, nbytes: int, source: str, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done
-) -> None:
+def _convert(read: Read, nbytes: int, source: str, name: str, dtype: str, sink: Sink) -> None:
     """A plain tensor's floats as others."""
     width, size = _SIZES[source], _SIZES[dtype]
     step = PIECE // 4 * width
@@ -247,20 +237,19 @@ def _convert(
     def convert(at: int, _: Array) -> None:
         stop = min(at + step, nbytes)
         piece = as_dtype(typed(read(at, stop), source, ((stop - at) // width,)), dtype)
-        writer.write(name, piece, at // width * size)
-        done(piece.nbytes)
+        sink.put(name, piece, at // width * size)
 
-    workers.each(convert, iter(range(0, nbytes, step)))
+    sink.workers.each(convert, iter(range(0, nbytes, step)))
 
 
-def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+def _floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
     """Dequantized values."""
     size = _SIZES[dtype]
     values = outside.comparable(values)
     if not isinstance(values, ScaledTensor):
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         source = {"float32": "F32", "float16": "F16", "float64": "F64"}.get(values.dtype.name, "BF16")
-        _convert(lambda start, stop: flat[start:stop], flat.size, source, name, dtype, writer, workers, done)
+        _convert(lambda start, stop: flat[start:stop], flat.size, source, name, dtype, sink)
         return
 
     def decode(piece: tuple[int, ScaledTensor], memory: Array) -> None:
@@ -272,22 +261,12 @@ def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: 
             out.__array_interface__["data"][0], list(part.shape), _strides(part.shape, size), _NAMES[dtype]
         )
         _core.dequantize_into(part._core, view)
-        writer.write(name, out, at * size)
-        done(out.nbytes)
+        sink.put(name, out, at * size)
 
-    workers.each(decode, _pieces(values, size))
+    sink.workers.each(decode, _pieces(values, size))
 
 
-def _encode(
-    values: Any,
-    kind: Kind,
-    importance: Array | None,
-    name: str,
-    writer: PlannedWriter,
-    workers: Workers,
-    done: Done,
-    sums: list[Comparison],
-) -> None:
+def _encode(values: Any, kind: Kind, importance: Array | None, name: str, sink: Sink, sums: list[Comparison]) -> None:
     """Values as a format's own kind, some rows at a time; adds to ``sums`` how far each piece is from what it was."""
     encode: Any = kind.encode
     weights = None if importance is None else column_weights(importance, tuple(values.shape))
@@ -298,13 +277,12 @@ def _encode(
         wide = verbs.dequantize(part) if isinstance(part, ScaledTensor) else float32(part)
         made = encode(wide) if weights is None else encode(wide, _of_piece(weights, at, part.shape, values.shape))
         # Rows before this one take as many bytes each.
-        writer.write(name, made, at // part.shape[-1] * made.shape[-1])
+        sink.put(name, made, at // part.shape[-1] * made.shape[-1])
         if kind.decode is not None:
             sums.append(compare(wide, kind.decode(made)))
-        done(made.nbytes)
 
     pieces = _pieces(values, _SIZES["F32"]) if isinstance(values, ScaledTensor) else _rows(values)
-    workers.each(work, pieces)
+    sink.workers.each(work, pieces)
 
 
 def _of_piece(weights: Array, at: int, piece: tuple[int, ...], shape: tuple[int, ...]) -> Array:
@@ -324,7 +302,7 @@ def _rows(values: Array) -> Iterator[tuple[int, Array]]:
             yield (number * matrix.shape[0] + row) * matrix.shape[1], matrix[row : row + step]
 
 
-def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+def _turned_floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
     """A matrix transposed, or the matrices of a batch one by one."""
     values = outside.comparable(values)
     alone = len(values.shape) == 2
@@ -333,10 +311,9 @@ def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, wo
         one = values if alone else values[index]
         one = one.dequantize() if isinstance(one, ScaledTensor) else one
         piece = np.ascontiguousarray(as_dtype(np.swapaxes(one, -1, -2), dtype))
-        writer.write(name, piece, index * piece.nbytes)
-        done(piece.nbytes)
+        sink.put(name, piece, index * piece.nbytes)
 
-    workers.each(turn, iter(range(1 if alone else values.shape[0])))
+    sink.workers.each(turn, iter(range(1 if alone else values.shape[0])))
 
 
 def _strides(shape: tuple[int, ...], size: int) -> list[int]:

@@ -10,50 +10,34 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Part
-from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.planning.choices import Choice, target_parts
 from breccia.checkpoint.planning.targets import Target
-from breccia.checkpoint.workers import Workers
+from breccia.checkpoint.writing.sink import Sink
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["repack"]
 
 _PIECE = 2 << 20  # bytes of codes at a time
 _STEP = 128  # rows: whole bytes, words and tiles of every format
-Done = Callable[[int], None]
 
 
-def _store(scaled: Any, choice: Choice, target: Target, writer: PlannedWriter, done: Done) -> None:
-    """Write all that a tensor gives, one stored tensor after another."""
-    parts, _ = target_parts(target, choice.found.name, scaled)
-    for name, part in parts.items():
-        array = np.asarray(part.make())
-        writer.write(name, array)
-        done(array.nbytes)
-
-
-def repack(
-    scaled: ScaledTensor | OutsideTensor,
-    choice: Choice,
-    target: Target,
-    writer: PlannedWriter,
-    workers: Workers,
-    done: Done,
-) -> None:
+def repack(scaled: ScaledTensor | OutsideTensor, choice: Choice, target: Target, sink: Sink) -> None:
     """Write a quantized tensor."""
     runs = [] if isinstance(scaled, OutsideTensor) else list(_runs(scaled))
     if len(runs) < 2:
-        _store(scaled, choice, target, writer, done)
+        parts, _ = target_parts(target, choice.found.name, scaled)
+        for name, part in parts.items():
+            sink.put(name, np.asarray(part.make()))
         return
     assert isinstance(scaled, ScaledTensor)
-    _Repack(scaled, choice, target, writer, done).run(runs, workers)
+    _Repack(scaled, choice, target, sink).run(runs)
 
 
 def _runs(scaled: ScaledTensor) -> Iterator[tuple[int, int]]:
@@ -67,26 +51,22 @@ def _runs(scaled: ScaledTensor) -> Iterator[tuple[int, int]]:
 
 
 class _Repack:
-    def __init__(self, scaled: ScaledTensor, choice: Choice, target: Target, writer: PlannedWriter, done: Done) -> None:
-        self.scaled, self.choice, self.target, self.writer, self.done = scaled, choice, target, writer, done
+    def __init__(self, scaled: ScaledTensor, choice: Choice, target: Target, sink: Sink) -> None:
+        self.scaled, self.choice, self.target, self.sink = scaled, choice, target, sink
         self.whole, _ = target_parts(target, choice.found.name, scaled)
         self.gathered: dict[str, np.ndarray[Any, Any]] = {}
         self.lock = threading.Lock()
 
-    def run(self, runs: list[tuple[int, int]], workers: Workers) -> None:
+    def run(self, runs: list[tuple[int, int]]) -> None:
         self.step = runs[0][1] - runs[0][0]
         first, _ = target_parts(self.target, self.choice.found.name, self.scaled[slice(*runs[0])])
         self.first = {name: part.shape for name, part in first.items()}
-        workers.each(lambda run, _: self._piece(*run), iter(runs))
+        self.sink.workers.each(lambda run, _: self._piece(*run), iter(runs))
         for name, part in self.whole.items():
             if name in self.gathered:
-                self._write(name, self.gathered.pop(name))
+                self.sink.put(name, self.gathered.pop(name))
             elif self.first[name] == part.shape:  # says something of the tensor, not of its rows
-                self._write(name, np.asarray(part.make()))
-
-    def _write(self, name: str, array: np.ndarray[Any, Any], at: int = 0) -> None:
-        self.writer.write(name, array, at)
-        self.done(array.nbytes)
+                self.sink.put(name, np.asarray(part.make()))
 
     def _piece(self, start: int, stop: int) -> None:
         parts, _ = target_parts(self.target, self.choice.found.name, self.scaled[start:stop])
@@ -97,7 +77,7 @@ class _Repack:
             array = np.asarray(part.make()).reshape(*_stored(part))
             first = start // self.step * self.first[name][axis]  # all runs but the last are as long as the first
             if axis == 0:
-                self._write(name, array, first * (array.nbytes // array.shape[0]))
+                self.sink.put(name, array, first * (array.nbytes // array.shape[0]))
                 continue
             with self.lock:
                 if name not in self.gathered:
