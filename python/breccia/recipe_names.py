@@ -44,11 +44,7 @@ def names() -> list[str]:
 
 @functools.cache
 def recipe_of(name: str, argument: str = "recipe") -> ScalingRecipe:
-    """The recipe of a name.
-
-    Args:
-        name: one of `names`, perhaps with options; or the name of a class.
-        argument: what the name was given as, for the message.
+    """The recipe of one of `names`, perhaps with options, or of the name of a class.
 
     Raises:
         ValueError: there is no such recipe, or it has no such option; the message has the names close to it.

@@ -36,14 +36,7 @@ __all__ = ["CHECKS", "cases", "run"]
 
 
 def values_of(bridge: FileFormat) -> np.ndarray[Any, Any]:
-    """The numbers of a bridge's sample, float32, the same each time.
-
-    Args:
-        bridge: whose sample.
-
-    Returns:
-        An array of the sample's shape.
-    """
+    """The numbers of a bridge's sample, float32, the same each time."""
     return np.random.default_rng(7).normal(0, 0.02, bridge.sample.shape).astype(np.float32)
 
 

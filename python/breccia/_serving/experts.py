@@ -46,16 +46,9 @@ class ExpertsMethod(ABC):
     def make(
         self, layer: torch.nn.Module, experts: int, hidden: int, rows: int, whole: int, load: Any, **extra: Any
     ) -> None:
-        """Parameters for the stored tensors of all experts.
-
-        Args:
-            layer: what gets them.
-            experts: how many this process has.
-            hidden: inputs of gate and up, outputs of down.
-            rows: outputs of gate, and of up, that this process has.
-            whole: all outputs of gate.
-            load: the layer's weight loader.
-            extra: attributes of the parameters beside it.
+        """Parameters for the stored tensors of the experts that this process has: ``hidden`` inputs of gate and up,
+        ``rows`` outputs of each of the ``whole``. ``load`` is the layer's weight loader, ``extra`` has attributes
+        beside it.
 
         Raises:
             ValueError: slices would cut blocks.
@@ -99,16 +92,9 @@ class ExpertsMethod(ABC):
         activation: str,
         before: bool,
     ) -> torch.Tensor:
-        """The sum of what the chosen experts make of each row.
-
-        Args:
-            layer: whose experts they are.
-            x: rows of inputs.
-            shares: of each chosen expert in a row's sum.
-            ids: its number in this process; a negative one is another's, and adds nothing.
-            activation: a name in ``ACTIVATIONS``, of what is between the products.
-            before: multiply inputs, not outputs, by the shares.
-        """
+        """The sum of what the chosen experts make of each row. An expert's number of ``ids`` is that in this process, a
+        negative one is another's, and adds nothing; ``shares`` are of each in its row's sum, and multiply inputs where
+        ``before``, else outputs."""
         # One operator for torch.compile, which cannot trace a choice of rows.
         key = layer.__dict__["breccia_key"]
         made: torch.Tensor = torch.ops.breccia_served.experts(x, shares, ids, activation, before, key)

@@ -81,13 +81,8 @@ class BrecciaConfig:
         return said
 
     def inputs_of(self, module: str) -> ScalingRecipe | None:
-        """What the inputs of a module of a checkpoint are quantized to, by scales made of them.
-
-        Args:
-            module: its name.
-
-        Returns:
-            None for products with inputs as they are.
+        """What the inputs of a module of a checkpoint are quantized to, by scales made of them; None for products with
+        inputs as they are.
 
         Raises:
             ValueError: by a static scale.
@@ -103,11 +98,7 @@ class BrecciaConfig:
         return recipe_of_inputs(said)
 
     def say(self, layers: Mapping[str, tuple[Layer, Rule | None]]) -> None:
-        """Take what layers of a scheme became, for config.json.
-
-        Args:
-            layers: name → its recipes, and its rule.
-        """
+        """Take what layers of a scheme became, for config.json: name → its recipes, and its rule."""
         recipes = {name: one.weight for name, (one, _) in layers.items() if one.weight is not None}
         inputs = {name: one.inputs for name, (_, one) in layers.items() if one and isinstance(one.inputs, Activations)}
         said = native.said_of(recipes, inputs)

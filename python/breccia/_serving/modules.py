@@ -184,13 +184,9 @@ class Modules:
         return recipe
 
     def recipe_of_experts(self, prefix: str, number: int, names: tuple[tuple[str, ...], ...]) -> ScalingRecipe | None:
-        """The recipe of a layer's experts, None where they stayed in high precision.
-
-        Args:
-            prefix: of the layer.
-            number: how many experts the checkpoint has.
-            names: what the linear layers of one expert may be called, by kinds of models; the first is taken where
-                none is named.
+        """The recipe of a layer's experts, of which the checkpoint has so many; None where they stayed in high
+        precision. ``names`` are what the linear layers of one expert may be called, by kinds of models; the first is
+        taken where none is named.
 
         Raises:
             ValueError: they differ.

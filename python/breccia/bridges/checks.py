@@ -25,12 +25,7 @@ def shown(value: Any) -> str:
 
 
 def number(value: Any, what: str, least: int = 1) -> int:
-    """A whole number of JSON.
-
-    Args:
-        value: what the file says.
-        what: its name for the message, such as "gptq: bits".
-        least: the smallest that may be.
+    """A whole number of JSON; ``what`` is its name for the message, such as "gptq: bits".
 
     Raises:
         ValueError: it is not one, or out of range.

@@ -85,15 +85,7 @@ class Sample:
 
 
 def stored_name(name: str, role: str) -> str:
-    """``X.weight`` and ``weight_scale`` give ``X.weight_scale``; so does ``X``.
-
-    Args:
-        name: of the logical tensor.
-        role: of the stored one.
-
-    Returns:
-        The name in the file.
-    """
+    """``X.weight`` and ``weight_scale`` give ``X.weight_scale``; so does ``X``."""
     return (name.removesuffix("weight") if name.endswith("weight") else name + ".") + role
 
 

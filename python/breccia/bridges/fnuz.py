@@ -97,13 +97,7 @@ def to_fnuz(scaled: ScaledTensor) -> tuple[Array, Array]:
 
 
 def fnuz_values(data: Any, scale: Any, fp8_format: str | None = None) -> Array:
-    """What fnuz codes stand for, of any codes.
-
-    Args:
-        data, scale, fp8_format: as of `from_fnuz`.
-
-    Returns:
-        float32, of the shape of ``data``.
+    """What fnuz codes stand for, of any codes: float32 of the shape of ``data``. Arguments are those of `from_fnuz`.
 
     Raises:
         ValueError: the shapes do not fit.

@@ -76,11 +76,7 @@ def _flipped(packed: Array, columns: int) -> Array:
 
 
 def integer_zero_point(scaled: ScaledTensor, most: int = 16) -> Array | None:
-    """The zero point as ``uint8``, on the scale of unsigned 4-bit codes.
-
-    Args:
-        scaled: the tensor.
-        most: the largest that the format stores.
+    """The zero point as ``uint8``, on the scale of unsigned 4-bit codes; a format stores up to ``most``.
 
     Raises:
         ValueError: it is not whole or out of range.

@@ -333,15 +333,8 @@ def config(written: Written) -> dict[str, Any]:
 
 
 def said_of(recipes: Mapping[str, ScalingRecipe], inputs: Mapping[str, Activations]) -> dict[str, Any]:
-    """Recipes and inputs of modules, as config.json says them.
-
-    Args:
-        recipes: of the weights of the quantized modules.
-        inputs: of those whose inputs are quantized.
-
-    Returns:
-        ``recipe`` and ``inputs`` of most, ``modules`` and ``module_inputs`` of others by their names.
-    """
+    """Recipes and inputs of modules, as config.json says them: ``recipe`` and ``inputs`` of most, ``modules`` and
+    ``module_inputs`` of others by their names."""
     (first, _), *others = Written(dict(recipes)).groups()
     said: dict[str, Any] = {"recipe": first.to_dict()}
     if others:

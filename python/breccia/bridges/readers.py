@@ -26,11 +26,7 @@ _PART = re.compile(rf"(.*\.)?({'|'.join(_WHOLES)})\.weight")
 
 
 def fused_layer(weight: str) -> str | None:
-    """The layer that servers make of a layer and others; None where they leave it by itself.
-
-    Args:
-        weight: the name of the layer's weight.
-    """
+    """The layer that servers make of that of a weight and others; None where they leave it by itself."""
     match = _PART.fullmatch(weight)
     return None if match is None else (match[1] or "") + _WHOLES[match[2]]
 

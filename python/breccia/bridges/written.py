@@ -136,15 +136,8 @@ class Written:
 
 
 def said_of_inputs(modules: Iterable[str], inputs: Mapping[str, Activations]) -> dict[str, Any]:
-    """How inputs are quantized, in JSON that a format has beside its own words.
-
-    Args:
-        modules: the quantized ones.
-        inputs: of those whose inputs are quantized.
-
-    Returns:
-        ``inputs`` of most modules and ``module_inputs`` of others by their names; nothing where there are none.
-    """
+    """How inputs are quantized, in JSON that a format has beside its own words: ``inputs`` of most modules and
+    ``module_inputs`` of others by their names; nothing where there are none."""
     modules = list(modules)
     if not inputs:
         return {}

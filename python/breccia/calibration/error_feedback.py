@@ -74,17 +74,7 @@ def gptq(
 def gptq_reported(
     w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = _core.GPTQ_DAMP
 ) -> tuple[ScaledTensor, GptqReport]:
-    """`gptq`, and what it had to do.
-
-    Args:
-        w: see `gptq`.
-        moments: see `gptq`.
-        recipe: see `gptq`.
-        order: see `gptq`.
-        damp: see `gptq`.
-
-    Returns:
-        The tensor and the report.
+    """`gptq`, and a report of what it had to do. It raises what `gptq` does.
 
     Raises:
         TypeError, ValueError: see `gptq`.
@@ -106,16 +96,6 @@ def gptq_by_torch(
     w: Any, moments: Any, recipe: ScalingRecipe, order: str, damp: float
 ) -> tuple[ScaledTensor, GptqReport]:
     """`gptq_reported` of a torch tensor, by torch's operations on its device but for the search of scales.
-
-    Args:
-        w: a tensor on any device.
-        moments: see `gptq`.
-        recipe: what to quantize to.
-        order: see `gptq`.
-        damp: see `gptq`.
-
-    Returns:
-        The tensor, on that device, and the report.
 
     Raises:
         TypeError, ValueError: see `gptq`.

@@ -44,11 +44,7 @@ class FusedExperts:
 
 
 def fused_experts(model: torch.nn.Module) -> dict[str, FusedExperts]:
-    """Name of each parameter that is a matrix for each expert → what it is.
-
-    Args:
-        model: any.
-    """
+    """Name of each parameter that is a matrix for each expert → what it is."""
     return {
         f"{name}.{key}" if name else key: FusedExperts(module, key)
         for name, module in model.named_modules()
@@ -105,10 +101,5 @@ class _Products(TorchFunctionMode):  # type: ignore[misc]  # torch.overrides say
 
 
 def untouched(experts: dict[str, FusedExperts], known: set[str]) -> list[str]:
-    """Modules whose experts were multiplied with nothing that was seen.
-
-    Args:
-        experts: of a model.
-        known: the parameters that were.
-    """
+    """Modules whose experts were multiplied with nothing that was seen."""
     return list(dict.fromkeys(name.rpartition(".")[0] for name in experts if name not in known))

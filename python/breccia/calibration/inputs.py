@@ -20,11 +20,7 @@ Seen = Callable[[str, torch.Tensor], None]
 
 
 def linear_layers(model: torch.nn.Module) -> dict[str, int]:
-    """Name of each linear layer → K, the columns of its input.
-
-    Args:
-        model: any.
-    """
+    """Name of each linear layer → K, the columns of its input."""
     widths = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -35,11 +31,7 @@ def linear_layers(model: torch.nn.Module) -> dict[str, int]:
 
 
 def tied_layers(model: torch.nn.Module) -> list[str]:
-    """Names of linear layers whose weight is an embedding's: a checkpoint has it once, under the embedding's name.
-
-    Args:
-        model: any.
-    """
+    """Names of linear layers whose weight is an embedding's: a checkpoint has it once, under the embedding's name."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     return [name for name in linear_layers(model) if id(model.get_submodule(name).weight) in tables]
 
@@ -115,14 +107,7 @@ def shared(
     model: torch.nn.Module, names: list[str], batch: Any, experts: dict[str, FusedExperts]
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Runs one batch: layer → the first layer that has the same input, and name of a parameter of experts → K. Experts
-    that no token went to share as others of their layer do.
-
-    Args:
-        model: any.
-        names: of its linear layers.
-        batch: as `run_batch` takes it.
-        experts: its experts that are matrices of one parameter.
-    """
+    that no token went to share as others of their layer do."""
     watch, first, widths = Watch(), dict[str, str](), dict[str, int]()
 
     def seen(name: str, x: torch.Tensor) -> None:
@@ -146,12 +131,8 @@ def shared(
 
 
 def rows_of(x: torch.Tensor, mask: torch.Tensor | None, name: str) -> torch.Tensor:
-    """The rows (R, K) of a layer's input that are no padding.
-
-    Args:
-        x: (…, K).
-        mask: (batch, tokens), 0 where there is padding; None where there is none.
-        name: of the layer.
+    """The rows (R, K) of a layer's input (…, K) that are no padding; ``mask`` (batch, tokens) is 0 where there is some,
+    None where there is none.
 
     Raises:
         ValueError: it cannot be told which rows are padding.

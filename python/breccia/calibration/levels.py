@@ -48,15 +48,8 @@ def choose(
     itemsize: int,
     counts: Mapping[str, int] | None = None,
 ) -> Choice:
-    """The level of each input: the one asked for, unless it is an expert's, has no whole runs, or memory is short.
-
-    Args:
-        widths: input → K.
-        level: the most to keep.
-        memory: bytes for all; None: no bound.
-        block: columns in a run.
-        itemsize: bytes of a number.
-        counts: input of fused experts → how many of them there are.
+    """The level of each input of so many columns: the one asked for, unless it is an expert's, has no whole runs of
+    ``block`` columns, or ``memory`` is short. ``counts`` are of experts that are fused.
 
     Raises:
         ValueError: diag alone takes more than ``memory``.

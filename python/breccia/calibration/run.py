@@ -98,11 +98,7 @@ class Record:
         return self.choice.levels[name], self._options.block, self._options.dtype
 
     def skip(self, batch: Any, last: bool) -> None:
-        """Pass one batch that the sums have.
-
-        Args:
-            batch: as `add` takes it.
-            last: whether it is the last of them.
+        """Pass one batch that the sums have, perhaps the last of them.
 
         Raises:
             ValueError: they were of other batches.

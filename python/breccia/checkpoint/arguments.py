@@ -14,10 +14,6 @@ __all__ = ["count_of", "path_of", "patterns_of"]
 def path_of(value: Any, argument: str) -> Path:
     """A path.
 
-    Args:
-        value: what was given.
-        argument: its name, for the message.
-
     Raises:
         TypeError: it is no path of characters.
     """
@@ -29,10 +25,6 @@ def path_of(value: Any, argument: str) -> Path:
 
 def patterns_of(value: Iterable[str], argument: str) -> tuple[str, ...]:
     """Patterns of names; a string alone is not taken for a list of its letters.
-
-    Args:
-        value: what was given.
-        argument: its name, for the message.
 
     Raises:
         TypeError: it is something else.
@@ -47,12 +39,7 @@ def patterns_of(value: Iterable[str], argument: str) -> tuple[str, ...]:
 
 
 def count_of(value: Any, argument: str, most: int | None = None) -> int:
-    """A whole number of 1 or more.
-
-    Args:
-        value: what was given.
-        argument: its name, for the message.
-        most: the largest that it may be.
+    """A whole number from 1 to ``most``.
 
     Raises:
         TypeError: it is no integer.

@@ -47,10 +47,7 @@ class Device:
 
     @classmethod
     def of(cls, name: str) -> Device:
-        """The device of a name.
-
-        Args:
-            name: "cpu", "cuda" or "cuda:N".
+        """The device "cpu", "cuda" or "cuda:N".
 
         Raises:
             ImportError: it is a GPU, and torch is not installed.
@@ -66,11 +63,6 @@ class Device:
     def cast(self, values: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
         """`breccia.cast` of a NumPy array. By importance it searches on the CPU.
 
-        Args:
-            values: floats.
-            recipe: what to quantize to.
-            options: of `breccia.cast`.
-
         Raises:
             ValueError: as `breccia.cast`.
         """
@@ -80,12 +72,7 @@ class Device:
         return _here(verbs.cast(self.tensor(values), recipe, **options))
 
     def requantize(self, scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
-        """`breccia.requantize` of NumPy arrays.
-
-        Args:
-            scaled: what to convert.
-            recipe: what to convert to.
-        """
+        """`breccia.requantize` of NumPy arrays."""
         if self.place is None:
             return verbs.requantize(scaled, recipe)
         there = scaled.map(_writable).to("torch").to(self.place)
@@ -95,13 +82,6 @@ class Device:
         self, values: Any, moments: Any, recipe: ScalingRecipe, order: str, damp: float
     ) -> tuple[ScaledTensor, GptqReport]:
         """`breccia.gptq` of a NumPy array, and what it had to do.
-
-        Args:
-            values: floats (N, K).
-            moments: of K columns.
-            recipe: what to quantize to.
-            order: "act" or "natural".
-            damp: what is added to the diagonal, in its mean.
 
         Raises:
             ValueError: as `breccia.gptq`.

@@ -41,13 +41,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_common(parser: argparse.ArgumentParser, *, force: str = "", threads: bool = False) -> None:
-    """The options of every command that works for long: ``--quiet``, and where they apply ``--threads``, ``--force``.
-
-    Args:
-        parser: of the command.
-        force: what is replaced, and when; "" where the command makes no file.
-        threads: whether the command is told how many to use.
-    """
+    """The options of every command that works for long: ``--quiet``, and where they apply ``--threads``, and
+    ``--force``, with what is replaced and when."""
     if threads:
         parser.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
     if force:
@@ -56,12 +51,7 @@ def add_common(parser: argparse.ArgumentParser, *, force: str = "", threads: boo
 
 
 def add_device(parser: argparse.ArgumentParser, does: str) -> None:
-    """The option ``--device`` of a command that works on checkpoints.
-
-    Args:
-        parser: of the command.
-        does: what is done there.
-    """
+    """The option ``--device`` of a command that works on checkpoints, with what is done there."""
     parser.add_argument(
         "--device", default="cpu", metavar="cpu|cuda|cuda:N", help=f"where {does} (default: %(default)s)"
     )

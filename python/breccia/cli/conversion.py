@@ -97,25 +97,15 @@ def _bits(report: Mapping[str, Any]) -> str:
 
 
 def advice(report: Mapping[str, Any], target: FileFormat, calibrated: bool) -> list[str]:
-    """That codes are rounded to nearest in a format that people know for better ones.
-
-    Args:
-        report: of the conversion, or of its plan.
-        target: what is written.
-        calibrated: whether the user gave what errors of columns count.
-    """
+    """That codes are rounded to nearest in a format that people know for better ones, unless the user gave what errors
+    of columns count."""
     if not target.calibrated or calibrated or not report["tensors"].get("cast"):
         return []
     return wrapped("rounded to nearest: --moments FILE --method gptq, with FILE of breccia calibrate, loses less")
 
 
 def following(report: Mapping[str, Any], target: FileFormat) -> list[str]:
-    """What to do next, by the target.
-
-    Args:
-        report: of the conversion.
-        target: what was written.
-    """
+    """What to do next, by the target."""
     out = Path(report["destination"])
     program = next(iter(target.opens_in), None)
     in_one = target.container.whole or program == "ComfyUI"  # else programs want a folder with config.json
@@ -148,12 +138,7 @@ def next_step(command: str, **paths: Any) -> list[str]:
 
 
 def check_names(source: str, destination: str, target: Target) -> None:
-    """That the output is not called what it will not be.
-
-    Args:
-        source: IN.
-        destination: OUT, as it was given.
-        target: what is written.
+    """That OUT is not called what it will not be.
 
     Raises:
         ValueError: OUT ends as files of another kind do, or as a file where a folder is made.

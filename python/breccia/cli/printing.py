@@ -14,13 +14,7 @@ __all__ = ["show", "show_json"]
 
 
 def show(args: argparse.Namespace, report: Any, text: str) -> None:
-    """Print a report.
-
-    Args:
-        args: of the command.
-        report: for programs.
-        text: for people.
-    """
+    """Print a report for programs, or its text for people."""
     if not args.json:
         print(text)
         return

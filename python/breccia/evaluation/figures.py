@@ -17,15 +17,9 @@ Array = np.ndarray[Any, Any]
 
 
 def with_error(figure: Callable[[Array], Any], values: Array) -> dict[str, float | None]:
-    """A figure of predictions and its standard error, by a bootstrap over runs of 32 neighbours (Künsch 1989).
-
-    Args:
-        figure: of n values, where n is any number of predictions.
-        values: (R, T), a row of T predictions for each row of tokens.
-
-    Returns:
-        "value", and "error", which is None for fewer than two runs. The same for the same values: draws are seeded.
-    """
+    """A figure of n predictions, "value", and its standard error, "error", by a bootstrap over runs of 32 neighbours
+    (Künsch 1989) in the rows of values (R, T); None for fewer than two runs. The same for the same values: draws are
+    seeded."""
     runs = [run for row in values for run in np.array_split(row, max(len(row) // _RUN, 1))]
     value = float(figure(np.concatenate(runs)))
     if len(runs) < 2:

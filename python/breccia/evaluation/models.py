@@ -26,10 +26,6 @@ __all__ = ["check_length", "folder_of", "load_model", "load_tokenizer"]
 def folder_of(path: str | os.PathLike[str], argument: str) -> Path:
     """A model's folder.
 
-    Args:
-        path: the folder.
-        argument: its name, for the message.
-
     Raises:
         ValueError: it has no config.json.
     """
@@ -46,9 +42,6 @@ def _said(error: Exception) -> str:
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model's folder; nothing is downloaded.
 
-    Args:
-        folder: the model's.
-
     Raises:
         ImportError: transformers is not installed.
         ValueError: there is none that transformers can make.
@@ -61,13 +54,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None = None, device: str = "cpu") -> Any:
-    """A model of transformers in plain floats, in its evaluation mode.
-
-    Args:
-        folder: with config.json, whose class is made.
-        dtype: of its parameters, a name of torch; "auto" for that of the files.
-        weights: a checkpoint of any format breccia reads, which is dequantized; None for that of ``folder``.
-        device: where to put it.
+    """A model of transformers in plain floats, in its evaluation mode: of the class that config.json names, with
+    parameters of a dtype ("auto": that of the files), and the weights of a checkpoint of any format, dequantized (None:
+    those of ``folder``).
 
     Raises:
         ImportError: transformers is not installed.
@@ -106,11 +95,7 @@ def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None 
 
 
 def check_length(model: Any, length: int) -> None:
-    """Refuse rows that a model has no positions for.
-
-    Args:
-        model: of transformers.
-        length: tokens of a row.
+    """Refuse rows of so many tokens that a model has no positions for.
 
     Raises:
         ValueError: they are more than its config.json has.

@@ -77,14 +77,8 @@ def _loss(row: np.ndarray[Any, Any], logp: torch.Tensor) -> np.ndarray[Any, Any]
 
 
 def kept(model: Any, rows: np.ndarray[Any, Any], top_k: int | None, folder: Path, line: Progress) -> Predictions:
-    """The reference over rows of tokens.
-
-    Args:
-        model: a causal language model.
-        rows: int64 (R, T).
-        top_k: how many of the likeliest tokens to keep of each; None: all.
-        folder: where they are kept: 4 R T V bytes, or 8 R T k.
-        line: counts tokens.
+    """The reference over rows of tokens, int64 (R, T), kept in a folder: all logits in 4 R T V bytes, or of the
+    ``top_k`` likeliest tokens in 8 R T k. ``line`` counts tokens.
 
     Raises:
         ValueError: a logit is not finite.

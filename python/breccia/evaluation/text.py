@@ -32,13 +32,9 @@ class Rows:
 
 
 def rows_of_text(paths: Sequence[str | os.PathLike[str]], tokenizer: Any, length: int, tokens: int | None) -> Rows:
-    """Text of files, one after the other, cut into rows of equal length; what is left at the end is not used.
-
-    Args:
-        paths: UTF-8 text files.
-        tokenizer: of transformers. Where it begins a text with a token of its own, every row begins with that.
-        length: tokens in a row.
-        tokens: how many to take, rounded up to a row; None: all.
+    """Text of UTF-8 files, one after the other, cut into rows of equal length, so many tokens at most, rounded up to a
+    row (None: all); what is left at the end is not used. Where the tokenizer begins a text with a token of its own,
+    every row begins with that.
 
     Raises:
         ValueError: a file is not UTF-8, or the text has less than one row.

@@ -28,14 +28,8 @@ _TOKENS = "adapter.alora.invocation_tokens"
 
 
 def read_adapter(path: Path, base: Checkpoint) -> Adapter:
-    """An adapter of llama.cpp.
-
-    Args:
-        path: a GGUF file.
-        base: what it changes; names in the file are those that GGUF gives the base's model.
-
-    Returns:
-        The adapter, by the names of the model's own checkpoints.
+    """An adapter of llama.cpp by the names of the model's own checkpoints; names in the GGUF file are those that GGUF
+    gives the base's model.
 
     Raises:
         ValueError: it is not LoRA, or a kind of it that is not a product of two matrices for each weight, or it is of

@@ -126,11 +126,7 @@ def _own(file: GgufFile, architecture: str) -> Any:
 
 
 def write_tokenizer(path: Path, folder: Path) -> str:
-    """Write the files of a GGUF file's tokenizer.
-
-    Returns:
-        Why there are none, empty where there are.
-    """
+    """Write the files of a GGUF file's tokenizer; why there are none, empty where there are."""
     try:
         made = _read(lambda: _transformers().AutoTokenizer.from_pretrained(**_of(path)), "tokenizer")
     except ValueError as error:

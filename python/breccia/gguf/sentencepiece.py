@@ -20,14 +20,8 @@ _ADDED, _PADDING = -1000.0, -10000.0  # scores of tokens that no two others are 
 def sentencepiece_fields(
     raw: bytes, tokenizer: Mapping[str, Any], config: Mapping[str, Any], said_of_it: Mapping[str, Any]
 ) -> tuple[Fields, str]:
-    """The metadata of a tokenizer; none and the reason where it merges no pairs.
-
-    Args:
-        raw: tokenizer.model.
-        tokenizer: tokenizer.json, which has the tokens that were added since.
-        config: config.json.
-        said_of_it: tokenizer_config.json.
-    """
+    """The metadata of tokenizer.model, with the tokens of tokenizer.json that were added since, config.json and
+    tokenizer_config.json; none and the reason where it merges no pairs."""
     try:
         tokens, scores, types, trainer, normalizer = _pieces(raw)
         if trainer.get(3, 1) != _BPE:

@@ -37,13 +37,8 @@ _WORDPIECE = {"[CLS]": "bos_token_id", "[SEP]": "eos_token_id", "[MASK]": "mask_
 def tokenizer_fields(
     tokenizer: Mapping[str, Any], config: Mapping[str, Any], said_of_it: Mapping[str, Any]
 ) -> tuple[Fields, str]:
-    """The metadata of a tokenizer: byte-level BPE or WordPiece; none and the reason for others.
-
-    Args:
-        tokenizer: tokenizer.json.
-        config: config.json.
-        said_of_it: tokenizer_config.json.
-    """
+    """The metadata of a tokenizer.json with config.json and tokenizer_config.json: byte-level BPE or WordPiece; none
+    and the reason for others."""
     try:
         model = tokenizer["model"]
         kind, vocabulary = model["type"], {str(token): int(number) for token, number in model["vocab"].items()}

@@ -36,12 +36,7 @@ class Selection:
         self._matched: set[tuple[str, str]] = set()
 
     def takes(self, module: Any, name: str) -> bool:
-        """Whether a layer is taken.
-
-        Args:
-            module: the layer.
-            name: its name in the model; patterns match it, or the name of its weight.
-        """
+        """Whether a layer is taken; patterns match its name in the model, or that of its weight."""
         included = self._include is None or self._matches("include", self._include, name)
         excluded = self._matches("exclude", self._exclude, name)
         return included and not excluded and (self._filter is None or bool(self._filter(module, name)))
@@ -52,10 +47,7 @@ class Selection:
         return bool(found)
 
     def check_all_matched(self, names: list[str]) -> None:
-        """Whether every pattern matched a name.
-
-        Args:
-            names: of all linear layers, for the message.
+        """Whether every pattern matched one of the names of all linear layers.
 
         Raises:
             ValueError: one matched none.

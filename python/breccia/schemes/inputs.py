@@ -31,13 +31,6 @@ def inputs_for(weights: ScalingRecipe | str, when: str) -> Activations:
     their own blocks, MXFP6 those of MXFP8; NVFP4 its own blocks, of which "static" and "local" are one thing, for its
     blocks' scales are always made of the inputs; INT4 has INT8 per token.
 
-    Args:
-        weights: of the layer.
-        when: "dynamic", "static" or "local".
-
-    Returns:
-        The activations.
-
     Raises:
         ValueError: no program quantizes the inputs of such a layer so.
     """
@@ -65,12 +58,6 @@ def recipe_of_inputs(said: Activations) -> ScalingRecipe:
     """What `breccia.cast` quantizes inputs to. Static ones have the same recipe: the amax of the cast is then that of
     their scale, see `largest_code`.
 
-    Args:
-        said: of the inputs.
-
-    Returns:
-        The recipe.
-
     Raises:
         ValueError: no recipe makes such inputs.
     """
@@ -95,13 +82,8 @@ def recipe_of_inputs(said: Activations) -> ScalingRecipe:
 
 
 def largest_code(recipe: ScalingRecipe) -> float:
-    """The magnitude of an input whose scale is 1: the amax of a static scale is so many times the scale.
-
-    Args:
-        recipe: of `recipe_of_inputs`.
-
-    Returns:
-        448 of FP8 E4M3, 6 · 448 of NVFP4, 127 of INT8.
+    """The magnitude of an input whose scale is 1, of which the amax of a static scale is so many times the scale: 448
+    of FP8 E4M3, 6 · 448 of NVFP4, 127 of INT8.
 
     Raises:
         ValueError: inputs in this recipe have no static scale.

@@ -31,14 +31,7 @@ _ELEMENTS = {
 
 
 def recipe_label(recipe: ScalingRecipe | str | None) -> str:
-    """Such as "FP8 128 × 128", "NVFP4", "INT4 g128".
-
-    Args:
-        recipe: of weights.
-
-    Returns:
-        A few words.
-    """
+    """Such as "FP8 128 × 128", "NVFP4", "INT4 g128"."""
     match recipe:
         case None:
             return "high precision"
@@ -59,14 +52,8 @@ def recipe_label(recipe: ScalingRecipe | str | None) -> str:
 
 
 def activations_label(said: Any) -> str:
-    """Such as "FP8 static", "FP8 per token dynamic", "NVFP4 local", "FP8 g128 dynamic, powers of two".
-
-    Args:
-        said: an `Activations` or a `KVCache`.
-
-    Returns:
-        A few words.
-    """
+    """An `Activations` or a `KVCache`, such as "FP8 static", "FP8 per token dynamic", "NVFP4 local", "FP8 g128 dynamic,
+    powers of two"."""
     scale = getattr(said, "scale", "float32")
     name = _ELEMENTS.get(said.element, said.element)
     if said.element == "float4_e2m1fn" and scale == "float8_e4m3fn":
@@ -94,12 +81,6 @@ _ROLES = (
 
 
 def role_of(name: str) -> str:
-    """What a module does in its model, by its name.
-
-    Args:
-        name: of the module.
-
-    Returns:
-        "experts", "router", "attention", "embeddings", "head", "norms", "mlp" or "others".
-    """
+    """What a module does in its model, by its name: "experts", "router", "attention", "embeddings", "head", "norms",
+    "mlp" or "others"."""
     return next((role for role, pattern in _ROLES if pattern.search(name)), "others")

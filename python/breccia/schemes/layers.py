@@ -40,14 +40,7 @@ class Layers:
         self._scales = {one.module: max(one.multiplier) for one in scheme.scales if one.of == "input"}
 
     def of(self, name: str, kinds: Iterable[str] = ("Linear",)) -> Layer:
-        """What one layer is.
-
-        Args:
-            name: of the module.
-            kinds: names of its classes.
-
-        Returns:
-            Without recipes where no rule matches, or its rule leaves the weight.
+        """What the layer of a module is; without recipes where no rule matches, or its rule leaves the weight.
 
         Raises:
             ValueError: no recipe makes what its rule says, or a static scale is not known; the message names it.
@@ -60,14 +53,8 @@ class Layers:
         return Layer(rule.weights, *self.inputs(name, rule.inputs))
 
     def inputs(self, name: str, said: Any) -> tuple[ScalingRecipe | None, float | None]:
-        """The recipe and the static scale of a layer's inputs.
-
-        Args:
-            name: of the module.
-            said: what its rule says of them.
-
-        Returns:
-            None, None where they stay as they are.
+        """The recipe and the static scale of a layer's inputs, of what its rule says of them; None, None where they
+        stay as they are.
 
         Raises:
             ValueError: as `of`.

@@ -32,14 +32,8 @@ class Patterns:
         self.argument, self._steps = argument, 0
 
     def ends(self, pattern: str, name: str) -> bool:
-        """Whether the last parts of a name, or all of it, match.
-
-        Args:
-            pattern: the regular expression.
-            name: parts with dots between them.
-
-        Returns:
-            What ``re.fullmatch(r"(.*\\.)?" + pattern, name)`` tells.
+        """Whether the last parts of a name, or all of it, match: what ``re.fullmatch(r"(.*\\.)?" + pattern, name)``
+        tells.
 
         Raises:
             ValueError: the pattern is not a regular expression of this kind, or there is too much to match.
@@ -56,15 +50,8 @@ class Patterns:
         return bool(self.places(pattern, name, starts_) >> len(name) & 1)
 
     def places(self, pattern: str, name: str, starts: int) -> int:
-        """Where matches end.
-
-        Args:
-            pattern: the regular expression.
-            name: what is matched.
-            starts: places where a match may begin, bit i before character i.
-
-        Returns:
-            The places where one of them ends, as bits.
+        """The places where matches of a pattern end, as bits; it may begin at those of ``starts``, bit i before
+        character i.
 
         Raises:
             ValueError: the pattern is not a regular expression of this kind, or there is too much to match.

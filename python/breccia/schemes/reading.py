@@ -36,13 +36,7 @@ class Opened(Protocol):
 
 
 def of_checkpoint(checkpoint: Opened) -> ModelScheme:
-    """What a quantized model is stored and computed in.
-
-    Args:
-        checkpoint: an open one.
-
-    Returns:
-        The scheme, as the checkpoint's own format means it.
+    """What a quantized model is stored and computed in, as the checkpoint's own format means it.
 
     Raises:
         ValueError: its configuration is not of its method's form.

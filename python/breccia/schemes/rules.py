@@ -185,13 +185,7 @@ class StoredScale:
 
 
 def inputs_said(fields: Any) -> Activations | None:
-    """The inputs that JSON has as the fields of `Activations`.
-
-    Args:
-        fields: the object, or None.
-
-    Returns:
-        None for None.
+    """The inputs that JSON has as the fields of `Activations`; None for null.
 
     Raises:
         ValueError: it is something else.

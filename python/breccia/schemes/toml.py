@@ -40,12 +40,6 @@ def match_of(text: str) -> Match:
     """A pattern as it is written: ``*`` is every layer, with ``*``, ``?`` or ``[`` it is one of a shell, ``re:`` begins
     an expression that matches the whole name, ``KIND:`` a pattern of that kind (see `Match`), and else it is a name.
 
-    Args:
-        text: the pattern.
-
-    Returns:
-        The match.
-
     Raises:
         TypeError: it is no text.
         ValueError: an expression is none.
@@ -72,12 +66,6 @@ def _match_text(match: Match) -> str:
 def weights_of(said: Any) -> ScalingRecipe | str | Unsaid | None:
     """Weights as they are written: the name of a recipe, "none" (high precision), "kept" (as they are), the name of a
     type that no recipe makes, such as "q4_k", or a table of a recipe's fields.
-
-    Args:
-        said: text or table.
-
-    Returns:
-        What `Rule.weights` has.
 
     Raises:
         ValueError: there is no such recipe, or it has no such option.
@@ -158,13 +146,6 @@ def _changed(value: Any) -> dict[str, Any]:
 def cache_of(said: Any, argument: str = "kv_cache") -> KVCache | Unsaid | None:
     """The KV cache as it is written: "fp8", "int8", "none", "unsaid", or a table of its fields.
 
-    Args:
-        said: text or table.
-        argument: what messages call it.
-
-    Returns:
-        What `ModelScheme.kv_cache` has.
-
     Raises:
         ValueError: it is something else.
     """
@@ -187,14 +168,8 @@ def _cache_text(cache: KVCache | Unsaid | None) -> str:
 
 
 def rule_of(said: Mapping[str, Any], number: int = 1) -> Rule:
-    """A rule of its table.
-
-    Args:
-        said: with ``match``, ``weights`` and perhaps ``inputs``, ``outputs``, ``input_factor``, ``low_rank``.
-        number: its place, for messages.
-
-    Returns:
-        The rule; weights that are not said are kept.
+    """A rule of its table, with ``match``, ``weights`` (kept where they are not said) and perhaps ``inputs``,
+    ``outputs``, ``input_factor``, ``low_rank``; ``number`` is its place, for messages.
 
     Raises:
         TypeError, ValueError: it has another form; the message names the rule.
@@ -274,15 +249,7 @@ def toml_of(rules: Iterable[Rule], cache: KVCache | Unsaid | None, scales: Itera
 
 
 def table_of(name: str, values: Mapping[str, Any]) -> str:
-    """A table of an array, as files of schemes have it.
-
-    Args:
-        name: of the array.
-        values: key → text, number, list or table.
-
-    Returns:
-        TOML.
-    """
+    """A table of an array, as files of schemes have it, of text, numbers, lists and tables, in TOML."""
     return _table(name, {key: _text(value) for key, value in values.items()})
 
 

@@ -22,14 +22,8 @@ _METHODS = ("compressed-tensors", "modelopt", "fp8")
 
 
 def scales(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    """Modules whose configuration and tensors do not say one thing, for which programs answer nonsense.
-
-    Args:
-        checkpoint: an open one.
-
-    Returns:
-        Names and what is wrong.
-    """
+    """Names of modules whose configuration and tensors do not say one thing, for which programs answer nonsense, and
+    what is wrong."""
     scheme = checkpoint.scheme_or_none
     if scheme is None or checkpoint.quantization.get("quant_method") not in _METHODS:
         return []
@@ -68,14 +62,7 @@ def _unquantized(scheme: ModelScheme, modules: list[str]) -> Iterator[tuple[str,
 
 
 def readers(checkpoint: Checkpoint) -> list[str]:
-    """What single programs refuse, or take for something else, though the checkpoint is whole.
-
-    Args:
-        checkpoint: an open one.
-
-    Returns:
-        A sentence for each.
-    """
+    """What single programs refuse, or take for something else, though the checkpoint is whole."""
     said = checkpoint.quantization
     method = said.get("quant_method")
     if method == "modelopt":

@@ -25,13 +25,8 @@ def check_arrays(data: Any, scale: Any, zero_point: Any) -> None:
 def make_core(
     arrays: tuple[Any, Any, Any, Any], recipe: Any, layout: Any, shape: Any, original_dtype: str
 ) -> _core.ScaledTensor:
-    """The core's tensor of data, scale, zero point and global scale, over their memory.
-
-    Args:
-        arrays: the four, None for what there is not.
-        recipe, layout: breccia's own.
-        shape: the logical shape; None to tell it from the others.
-        original_dtype: name of the dtype the values came from.
+    """The core's tensor of data, scale, zero point and global scale, over their memory; the logical shape is told from
+    the others where it is None.
 
     Raises:
         TypeError: an array is of another framework, device or dtype than it must be.

@@ -20,11 +20,8 @@ __all__ = ["brief", "html_of", "scale_values"]
 
 
 def brief(value: Any) -> str:
-    """A dataclass of recipes, or a recipe, by the fields that are not the default: ``INT4Scaling(group_size=32)``.
-
-    Args:
-        value: it, or anything, which is shown as it shows itself.
-    """
+    """A dataclass of recipes, or a recipe, by the fields that are not the default: ``INT4Scaling(group_size=32)``;
+    anything else as it shows itself."""
     if not dataclasses.is_dataclass(value):
         return repr(value)
     fields = [(f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value)]
@@ -34,9 +31,6 @@ def brief(value: Any) -> str:
 
 def scale_values(scaled: ScaledTensor) -> Any:
     """The block scales as float32 numbers in NumPy, without the global scale.
-
-    Args:
-        scaled: a ScaledTensor of any framework, on any device.
 
     Raises:
         TypeError: its arrays are traced.

@@ -23,10 +23,6 @@ __all__ = ["block_along", "concatenate", "index", "reshape", "stack"]
 def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
     """The values in another shape: see `ScaledTensor.reshape`.
 
-    Args:
-        scaled: a ScaledTensor that is not a transposed view.
-        shape: extents, or a tuple of them; one may be -1.
-
     Raises:
         TypeError: ``scaled`` is not a ScaledTensor.
         ValueError: the shape has another size, or cuts a block.

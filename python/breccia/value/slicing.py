@@ -81,11 +81,8 @@ def check_upright(scaled: ScaledTensor, argument: str, verb: str) -> None:
 
 
 def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
-    """``scaled[key]``: a view of matrices of a batch, of rows, or of whole blocks of columns.
-
-    Args:
-        scaled: a ScaledTensor.
-        key: integers, slices, ``...``, and at most one array of integers or booleans, as in NumPy.
+    """``scaled[key]``: a view of matrices of a batch, of rows, or of whole blocks of columns. The key has integers,
+    slices, ``...``, and at most one array of integers or booleans, as in NumPy.
 
     Raises:
         TypeError: ``key`` is something else.
@@ -241,12 +238,8 @@ def _gather(array: Any, at: Any) -> Any:
 
 
 def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
-    """The values in another shape, in the order of rows.
-
-    Args:
-        scaled: a ScaledTensor that is not a transposed view.
-        shape: the extents, as numbers or one tuple; one of them may be -1. Rows must stay whole numbers of blocks;
-            where a block has several rows, the last two axes stay as they are.
+    """The values in another shape, given as numbers or one tuple with at most one -1, in the order of rows. Rows must
+    stay whole numbers of blocks; where a block has several rows, the last two axes stay as they are.
 
     Raises:
         ValueError: another number of values, or it cuts a block.

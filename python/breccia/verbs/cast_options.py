@@ -108,15 +108,9 @@ def _is_integer(x: Any) -> bool:
 
 
 def column_weights(importance: Any, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """What errors of each column count, as the core's casts take it: zeros and what is not finite are the mean of their
-    column over the leading axes, else of all, else 1.
-
-    Args:
-        importance: numbers of any framework, of shape ``shape[-1:]`` or ``(*shape[:-2], shape[-1])``.
-        shape: of the values, (…, N, K).
-
-    Returns:
-        float64 that broadcasts to ``shape``.
+    """What errors of each column of values (…, N, K) count, as the core's casts take it, float64: zeros and what is not
+    finite are the mean of their column over the leading axes, else of all, else 1. ``importance`` is of any framework,
+    of shape ``shape[-1:]`` or ``(*shape[:-2], shape[-1])``.
 
     Raises:
         TypeError: it is no array of numbers.

@@ -16,14 +16,8 @@ _WEIGHTS = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
 
 
 def names_and_recipe(said: Mapping[str, Any]) -> tuple[dict[str, str], NVFP4BlockScaling] | None:
-    """What the stored tensors of a weight are called, by role, and its recipe.
-
-    Args:
-        said: ``quantization_config`` of config.json.
-
-    Returns:
-        None where it is another format, has scales of inputs, several groups or quantized caches.
-    """
+    """What the stored tensors of a weight are called, by role, and its recipe; None where ``quantization_config`` is of
+    another format, has scales of inputs, several groups or quantized caches."""
     groups = said.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         return None

@@ -20,13 +20,8 @@ _CLEAR = 1.5  # times as much as in the other order
 
 
 def in_tiles(prefix: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> bool | None:
-    """Whether a layer's scales are in tiles; None where only their numbers can tell.
-
-    Args:
-        prefix: of the layer's stored tensors.
-        entries: all stored tensors by name.
-        context: what config.json says; what is found of all entries is kept there.
-    """
+    """Whether a layer's scales are in tiles; None where only their numbers can tell. What is found of all entries is
+    kept in the context."""
     said = (context.get(_METHOD) or {}).get("quant_method")
     if said:
         return bool(said == "comfyui")
@@ -71,11 +66,6 @@ def _fits(prefix: str, entries: Mapping[str, Any]) -> tuple[bool, bool]:
 def decided(scale: Array, element: str, name: str) -> bool:
     """Whether scales are in tiles, by their numbers: rows of a weight differ in size, and so do its columns. In the
     wrong order each row has numbers of many, and they differ less.
-
-    Args:
-        scale: of a shape that both orders have.
-        element: the scales' format.
-        name: for the message.
 
     Raises:
         ValueError: rows and columns are too much alike to tell.

@@ -250,14 +250,8 @@ def scales_of_blocks(raw: Any, kind: str) -> Array | None:
 
 
 def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -> Found:
-    """A tensor of a file, of its table's row.
-
-    Args:
-        name: in the table.
-        kind: a name of `TYPES` that has blocks.
-        shape: logical.
-        second: the tensor that has the global scale, if there is one; it is NVFP4's alone.
-    """
+    """A tensor of a file, of its table's row; ``second`` is the name of the one that has the global scale, NVFP4's
+    alone."""
     parts = {"blocks": name}
     recipe = RECIPE_OF.get(kind)
     if isinstance(recipe, NVFP4BlockScaling):
@@ -270,10 +264,6 @@ def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -
 
 def read_blocks(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor | Array:
     """A tensor of a file: ``blocks`` and perhaps ``global_scale``.
-
-    Args:
-        parts: the stored tensors by role.
-        found: the tensor; its kind is a name of `TYPES`.
 
     Raises:
         ValueError: the blocks do not fit.

@@ -162,13 +162,7 @@ class Node:
         return recipe, row_blocks(self.block, self.shape[-1])
 
     def tensor(self, raw: Array, scale: Array, zero: Array | None, second: Array | None) -> ScaledTensor | Array:
-        """The tensor: a ScaledTensor where `form` has one, else its values.
-
-        Args:
-            raw: bytes of the codes.
-            scale: as it is stored.
-            zero: zero points as they are stored, None where there are none.
-            second: the scale of the scales.
+        """The tensor of its arrays as they are stored: a ScaledTensor where `form` has one, else its values.
 
         Raises:
             ValueError: they do not fit.

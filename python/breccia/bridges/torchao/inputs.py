@@ -38,16 +38,8 @@ _NVFP4_OF_TWO = replace(_NVFP4, two_level=True)
 
 
 def said_of_inputs(kind: str, recipe: ScalingRecipe, inputs: Activations) -> dict[str, Any]:
-    """The attributes that say it.
-
-    Args:
-        kind: torchao's class of the weight.
-        recipe: of the weight.
-        inputs: of its layer.
-
-    Returns:
-        Nothing where torchao has no such inputs beside such weights.
-    """
+    """The attributes that say how inputs are quantized beside a weight of torchao's class ``kind``; none where torchao
+    has no such inputs beside such weights."""
     if inputs.bound is not None:
         return {}
     if kind == "IntxUnpackedToInt8Tensor":
@@ -100,16 +92,8 @@ def inputs_written(recipe: ScalingRecipe, inputs: Activations | None) -> Activat
 
 
 def inputs_beside(kind: str, attributes: Mapping[str, Any], static: bool) -> Activations | None:
-    """What `said_of_inputs` wrote.
-
-    Args:
-        kind: torchao's class of the weight.
-        attributes: of its tensor, as the header has them.
-        static: whether a static scale of the inputs is beside it.
-
-    Returns:
-        None where inputs stay in high precision, or what is said is not known here.
-    """
+    """What `said_of_inputs` wrote, and whether a static scale is beside the weight; None where inputs stay in high
+    precision, or what is said is not known here."""
     if attributes.get("activation_quantization") == "int8_asym_per_token":
         return _TOKENS[1]
     said = attributes.get("act_quant_kwargs")
@@ -144,15 +128,8 @@ def _granularity(recipe: Float8CurrentScaling, inputs: Activations) -> dict[str,
 
 
 def quantizer_of_inputs(recipe: ScalingRecipe, inputs: Activations) -> dict[str, Any] | None:
-    """torchao's configuration of such weights and inputs, in its JSON; what is left out has its default.
-
-    Args:
-        recipe: of the weights.
-        inputs: of the layers.
-
-    Returns:
-        None where there is none.
-    """
+    """torchao's configuration of such weights and inputs, in its JSON, where what is left out has its default; None
+    where there is none."""
     if isinstance(recipe, INT4Scaling):
         if inputs != _TOKENS[1]:
             return None

@@ -136,12 +136,8 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_tree(path: Path, last: str = "") -> bool:
-    """Remove a directory and all that is in it, links but not what they lead to; whether it is gone.
-
-    Args:
-        path: the directory.
-        last: a name in it that goes after all others.
-    """
+    """Remove a directory and all that is in it, links but not what they lead to, the name ``last`` after all others;
+    whether it is gone."""
     try:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name == last)
     except FileNotFoundError:

@@ -20,9 +20,7 @@ class Sums:
     """Checksums of pieces of things that have names. Any thread may add to them."""
 
     def __init__(self, said: Mapping[str, str] | None = None) -> None:
-        """
-        Args:
-            said: what `said` gave.
+        """Of what `said` gave.
 
         Raises:
             ValueError: it is something else.
@@ -37,11 +35,6 @@ class Sums:
 
     def add(self, name: str, start: int, data: Any) -> None:
         """Add a piece.
-
-        Args:
-            name: what it is of.
-            start: its first byte.
-            data: the bytes, a contiguous buffer.
 
         Raises:
             ValueError: the same piece had other bytes before.
@@ -89,12 +82,7 @@ class Sums:
 
 
 def differing(pieces: Iterable[tuple[str, int, int, int]], read: Callable[[str, int, int], Any]) -> Iterator[str]:
-    """Names whose bytes are others now.
-
-    Args:
-        pieces: of `Sums`.
-        read: gives the bytes of a name from one to another.
-    """
+    """Names of pieces whose bytes are others now than ``read`` gives of a name, from one to another."""
     for name, start, stop, crc in pieces:
         if zlib.crc32(memoryview(read(name, start, stop)).cast("B")) != crc:
             yield name

@@ -79,15 +79,8 @@ class Architecture:
 
 
 def architecture(config: Mapping[str, Any], names: Iterable[str]) -> Architecture | str:
-    """The model of a config.json, or why it is not known.
-
-    Args:
-        config: config.json.
-        names: of the checkpoint's tensors, which tell whether a prefix is left out, and how experts are kept.
-
-    Returns:
-        The architecture by the names that the checkpoint has, or a reason in words.
-    """
+    """The model of a config.json by the names that the checkpoint has, or in words why it is not known. Names of
+    tensors tell whether a prefix is left out, and how experts are kept."""
     if many := _too_many(config):
         return f"{many}, which is too many to build"
     if isinstance(config.get("backbone_config"), Mapping) or config.get("use_timm_backbone"):

@@ -26,16 +26,7 @@ _DB_PER_BIT = 3.0
 
 
 def bits_of(checkpoint: Checkpoint, found: Found, tensor: Any) -> int | None:
-    """Bits per element of a tensor's codes, scales left out.
-
-    Args:
-        checkpoint: where it is.
-        found: one of its tensors.
-        tensor: what `Checkpoint.load` gave for it.
-
-    Returns:
-        Their number, None where it is plain floats.
-    """
+    """Bits per element of a loaded tensor's codes, scales left out; None where it is plain floats."""
     if found.format == "plain":
         return None
     stored = 8 * checkpoint.nbytes(found) // max(math.prod(found.shape), 1)
@@ -46,15 +37,8 @@ def bits_of(checkpoint: Checkpoint, found: Found, tensor: Any) -> int | None:
 
 
 def least(reference: int | None, checked: int | None) -> float:
-    """The bound of two tensors: that of the fewer bits, for the reference's own error counts, too.
-
-    Args:
-        reference: bits per element, None of floats.
-        checked: those of the tensor that is judged.
-
-    Returns:
-        Decibels.
-    """
+    """The bound of two tensors in dB, by their bits per element, None of floats: that of the fewer, for the reference's
+    own error counts, too."""
     if checked is None:
         return FLOATS_DB if reference is None else min(FLOATS_DB, _DB_PER_BIT * reference)
     return _DB_PER_BIT * min(checked, checked if reference is None else reference)

@@ -134,15 +134,8 @@ def _tensors(checkpoint: Checkpoint, totals: _Totals) -> Iterator[dict[str, Any]
 
 
 def lines(path: str | os.PathLike[str], *, summary: bool = False, every: bool = False) -> Iterator[str]:
-    """What `describe` says as a table of at most 80 columns.
-
-    Args:
-        path: a safetensors file, a directory of them, or a GGUF file.
-        summary: totals and findings only.
-        every: one line per tensor; else layers that differ by a number alone share a line.
-
-    Returns:
-        An iterator of the lines, made as they are asked for.
+    """What `describe` says as a table of at most 80 columns: totals and findings alone (``summary``), one line per
+    tensor (``every``), or one for layers that differ by a number alone.
 
     Raises:
         ValueError: the checkpoint is not valid.
@@ -166,13 +159,6 @@ def lines(path: str | os.PathLike[str], *, summary: bool = False, every: bool = 
 
 def scheme_lines(path: str | os.PathLike[str], scheme: ModelScheme) -> Iterator[str]:
     """What a model is, a line for each role of its layers, of at most 80 columns.
-
-    Args:
-        path: the checkpoint.
-        scheme: its scheme.
-
-    Returns:
-        An iterator of the lines.
 
     Raises:
         ValueError: the checkpoint is not valid.

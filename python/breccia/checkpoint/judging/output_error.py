@@ -24,15 +24,8 @@ _ROWS = 1024  # of a weight that are in memory in double precision
 
 def output_error(reference: Any, tensor: Any, moments: Moments) -> float:
     """The root of the mean square of x @ (W - V).T over that of x @ W.T, for inputs x of these moments: of all that the
-    moments keep, the full ones before those of runs before the diagonal.
-
-    Args:
-        reference: W, floats (N, K), or (E, N, K) with moments of E experts or of all.
-        tensor: V, of that shape.
-        moments: of the input, K columns.
-
-    Returns:
-        0 where equal; NaN where the reference's output is zero.
+    moments keep, the full ones before those of runs before the diagonal. W is ``reference``, floats (N, K), or (E, N,
+    K) with moments of E experts or of all, V ``tensor``. 0 where equal; NaN where the reference's output is zero.
 
     Raises:
         ValueError: the moments are of another K or another number of experts.
@@ -58,12 +51,7 @@ def _error(reference: Any, tensor: Any, of: Callable[[int | None], Moments]) -> 
 
 
 def energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
-    """tr RHRᵀ, with products in the rows' type.
-
-    Args:
-        rows: R, float32 or float64 (N, K).
-        moments: of K columns.
-    """
+    """tr RHRᵀ of rows R (N, K), with products in their type."""
     if moments.full is not None:
         product = rows @ moments.full.astype(rows.dtype, copy=False)
     elif moments.block is not None:
@@ -95,13 +83,8 @@ class OutputErrors:
         self.found: dict[str, float] = {}
 
     def add(self, name: str, shape: Sequence[int], reference: Any, tensor: Any) -> None:
-        """Measure one tensor, if there are moments of it; those of experts in any form, see `LayerMoments`.
-
-        Args:
-            name: of the weight.
-            shape: of the weight, (N, K) or (E, N, K).
-            reference: a function that gives its values.
-            tensor: the same for what is judged.
+        """Measure one weight, of functions that give the values of both, if there are moments of it; those of experts
+        in any form, see `LayerMoments`.
 
         Raises:
             ValueError: its moments are of another shape.

@@ -160,15 +160,8 @@ def _name(path: str | os.PathLike[str]) -> str:
 
 
 def in_words(rows: list[dict[str, Any]]) -> str:
-    """What stands out: tensors below their bound, and those whose SQNR is far below the others'; "" where nothing was
-    compared.
-
-    Args:
-        rows: of `measure`.
-
-    Returns:
-        A sentence that names three at most.
-    """
+    """What stands out of `measure`'s rows, three at most: tensors below their bound, and those whose SQNR is far below
+    the others'; "" where nothing was compared."""
     known = [(float(row["sqnr_db"]), row) for row in rows if row["sqnr_db"] is not None]
     known = sorted(((db, row) for db, row in known if not math.isnan(db)), key=lambda pair: pair[0])
     finite = [db for db, _ in known if math.isfinite(db)]

@@ -53,16 +53,8 @@ class Survival:
         return {"kept": dot / norm if norm else 1.0}
 
     def add(self, found: Found, old: Any, new: Any) -> Any:
-        """Look at one tensor before and after.
-
-        Args:
-            found: what it is in the base.
-            old: as it was loaded from there.
-            new: as it was loaded from the merged checkpoint, of the same shape.
-
-        Returns:
-            What it should be: ``old``, or an array with the change.
-        """
+        """Look at one tensor as it was loaded from the base and from the merged checkpoint; gives what it should be,
+        ``old`` or an array with the change."""
         change = self.adapter.changes.get(found.name)
         if change is None:
             return old

@@ -19,13 +19,9 @@ _SHOWN = 12  # names in a list
 
 
 def render(report: dict[str, Any], every: bool = False) -> str:
-    """The report as a table of at most 80 columns: tensors that differ, worst first.
-
-    Args:
-        report: of `verify`.
-        every: a line for each tensor, equal ones too; else those of layers that differ by a number alone, and both
-            passed or failed alike, share a line with the worst figures of them.
-    """
+    """The report of `verify` as a table of at most 80 columns, worst first. With ``every`` a line for each tensor,
+    equal ones too; else layers that differ by a number alone, and both passed or failed alike, share a line with the
+    worst figures of them."""
     rows = [t for t in report["tensors"] if every or not t["equal"]]
     judged = "output_error" in report
     groups: dict[Any, list[dict[str, Any]]] = {}

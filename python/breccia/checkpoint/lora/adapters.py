@@ -179,14 +179,8 @@ class Adapter:
 
 
 def open_adapter(path: str | os.PathLike[str], base: Checkpoint) -> Adapter:
-    """An adapter of PEFT, or of a program whose kind of file holds one.
-
-    Args:
-        path: PEFT's folder, or a file.
-        base: what it changes.
-
-    Returns:
-        The adapter, by the names of the model's own checkpoints.
+    """An adapter of PEFT (a folder), or of a program whose kind of file holds one, by the names of the model's own
+    checkpoints.
 
     Raises:
         ValueError: it is not LoRA, or a kind of it that is not a product of two matrices for each weight, or it is of

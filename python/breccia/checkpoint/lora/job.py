@@ -136,13 +136,9 @@ class Merge(Job):
         return made
 
     def note_kept(self, found: Found, values: Any, made: Callable[[int, int], Any]) -> None:
-        """Take note of how much of a low-rank change is in what was made.
-
-        Args:
-            found: the tensor.
-            values: with the change, float32, in the logical order of its axes.
-            made: rows of what is written in its place, from one to another, likewise.
-        """
+        """Take note of how much of a low-rank change is in what was made. ``values`` are float32 with the change, in
+        the logical order of axes; ``made`` gives rows of what is written in their place, from one to another,
+        likewise."""
         change = self.adapter.changes.get(found.name)
         if change is None or change.whole is not None:
             return

@@ -40,12 +40,8 @@ class Group:
         self._second: np.float32 | None = None
 
     def second(self, checkpoint: Checkpoint, values: Callable[[Found], Any]) -> np.float32:
-        """The global scale, as a multiplier: the one there is, or a larger one where a part needs it.
-
-        Args:
-            checkpoint: the base.
-            values: makes a part's numbers with its change.
-        """
+        """The global scale, as a multiplier: the one there is, or a larger one where a part needs it; ``values`` makes
+        a part's numbers with its change."""
         with self._lock:
             if self._second is None:
                 there = max(_global_scale(checkpoint.load(part)) for part in self.parts)

@@ -80,14 +80,8 @@ class MergeRounding:
         return self.moments is not None and name.removesuffix(".weight") in self.moments
 
     def again(self, name: str, old: Any, values: Any, nearest: ScaledTensor, change: Change) -> ScaledTensor:
-        """The second pass over one tensor: codes rounded to nearest, or those that "feedback" gives.
-
-        Args:
-            name: of the weight.
-            old: its codes before.
-            values: with the change, float32, in the logical order of its axes.
-            nearest: these rounded to nearest.
-            change: what was added, in that order.
+        """The second pass over one tensor, of its codes before, its values with the change, float32, and these rounded
+        to nearest: the last, or what "feedback" gives.
 
         Raises:
             ValueError: the moments are not of the weight's columns, or not valid.

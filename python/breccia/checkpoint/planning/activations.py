@@ -120,15 +120,9 @@ class Activations:
         return said if said is not None and role in (said.role, *said.other_roles) else None
 
     def choices(self, weights: Iterable[Choice], spell: Callable[[str], str]) -> dict[str, list[Choice]]:
-        """The tensors to write by the name of the weight that each goes with; of the KV cache by "".
-
-        Args:
-            weights: what becomes of the weights.
-            spell: turns the model's own name of a weight into the target's.
-
-        Returns:
-            Choices with the action "copy", "multiply" or "divide".
-        """
+        """The tensors to write by the name of the weight that each goes with, of the KV cache by "": with the action
+        "copy", "multiply", "divide" or "make". ``weights`` are what becomes of the weights; ``spell`` turns the model's
+        own name of one into the target's."""
         weights, self._spell = list(weights), spell
         quantized = {choice.found.name: choice for choice in weights if choice.recipe is not None}
         written: dict[str, list[Choice]] = {}

@@ -59,14 +59,7 @@ class Amax(DataFile):
 
     def of(self, module: str) -> float | None:
         """The largest magnitude of a layer's inputs, of the layer or of the parameter that all experts share; that of
-        all experts for one that the text never chose.
-
-        Args:
-            module: its name in the checkpoint.
-
-        Returns:
-            A number above 0; None where the file has none.
-        """
+        all experts for one that the text never chose. A number above 0; None where the file has none."""
         amax = self._amax.get(module, 0.0)
         if amax == 0 and (match := _EXPERT.fullmatch(module)):
             amax = self._experts.get((match[1], match[3]), 0.0) or self._of_stack(match)
@@ -100,11 +93,7 @@ class Asked:
         return f"Asked({self.scheme.to_toml()!r}, {self.activations!r}, {self.amax!r})"
 
     def rule(self, name: str) -> Rule | None:
-        """The rule for a weight; None where no rule matches it.
-
-        Args:
-            name: of the weight, with or without ".weight".
-        """
+        """The rule for a weight, named with or without ".weight"; None where no rule matches it."""
         return self.scheme.rule(name.removesuffix(".weight"))
 
     def names(self, name: str) -> bool:
@@ -116,15 +105,8 @@ class Asked:
         )
 
     def inputs(self, module: str, recipe: ScalingRecipe, strict: bool = True) -> Activations | Unsaid | None:
-        """How the inputs of a layer are to be quantized.
-
-        Args:
-            module: its name.
-            recipe: that its weight is written in.
-            strict: refuse what cannot be; else it is as if nothing was asked.
-
-        Returns:
-            `UNSAID` where nothing is asked.
+        """How the inputs of a layer whose weight is written in a recipe are to be quantized; `UNSAID` where nothing is
+        asked, and where it cannot be unless ``strict``.
 
         Raises:
             ValueError: the inputs of such weights cannot be quantized so.
@@ -144,11 +126,7 @@ class Asked:
             return UNSAID
 
     def when(self, module: str) -> str:
-        """Whether static scales of a layer's inputs are asked for: "static", "other", or "" for nothing asked.
-
-        Args:
-            module: its name.
-        """
+        """Whether static scales of a layer's inputs are asked for: "static", "other", or "" for nothing asked."""
         rule = self.rule(module)
         inputs = UNSAID if rule is None else rule.inputs
         word = inputs.when if isinstance(inputs, Activations) else "none" if inputs is None else self.activations
@@ -167,11 +145,7 @@ class Asked:
         return notes
 
     def unmatched(self, names: Iterable[str]) -> list[Match]:
-        """Patterns that match none of some weights.
-
-        Args:
-            names: of the weights.
-        """
+        """Patterns that match none of some weights."""
         modules = {name.removesuffix(".weight") for name in names}
         every = (match for rule in self.scheme.rules for match in rule.match)
         return [one for one in every if not _matches_any(one, modules)]
@@ -192,15 +166,8 @@ def _last(match: Match) -> str | None:
 
 
 def fitted(recipe: ScalingRecipe, bridge: FileFormat) -> ScalingRecipe:
-    """A recipe as a format stores it: its scales in the form that the format's own recipes have.
-
-    Args:
-        recipe: that a scheme asks for.
-        bridge: the format.
-
-    Returns:
-        The recipe, with the fields that say how scales are stored from the format's where it left them as they are.
-    """
+    """A recipe of a scheme as a format stores it: fields that say how scales are stored are those of the format's own
+    recipes where it left them as they are."""
     alike = [one for one in bridge.recipes.values() if type(one) is type(recipe)]
     own = next((one for one in alike if same_grid(one, recipe)), alike[0] if alike else recipe)
     default = type(recipe)()
@@ -219,17 +186,8 @@ def asked_of(
     activations: str | None,
     amax: str | os.PathLike[str] | None,
 ) -> Asked | None:
-    """What the arguments of a conversion ask.
-
-    Args:
-        scheme: a scheme, or a file of one.
-        rules: further ones, which come first: as the command line has them, or rules.
-        kv: how the KV cache is kept, as in a scheme's file.
-        activations: see `Asked`.
-        amax: a file of moments.
-
-    Returns:
-        What is asked; None where nothing is.
+    """What arguments of `breccia.checkpoint.convert` ask; None where they ask nothing. ``rules`` come before those of
+    the scheme.
 
     Raises:
         TypeError, ValueError: an argument is not of its form; the message names it.
@@ -280,11 +238,7 @@ def _of_line(text: Any) -> Rule:
 
 
 def grouped(meanings: Mapping[str, tuple[Any, ...]]) -> tuple[Rule, ...]:
-    """Rules by names, one for each meaning.
-
-    Args:
-        meanings: module → weights, inputs, outputs.
-    """
+    """Rules by names, one for each meaning (weights, inputs, outputs) of modules."""
     groups: dict[tuple[Any, ...], list[Match]] = {}
     for module, meaning in meanings.items():
         groups.setdefault(meaning, []).append(Match("name", module))

@@ -117,13 +117,6 @@ def spread(groups: Sequence[Group], bits: float) -> list[Option]:
     """Choose an option of each group, for the least sum of errors that the bits allow, but for what the last step that
     does not fit would have saved.
 
-    Args:
-        groups: each with one option or more.
-        bits: the most that a weight may take, on average.
-
-    Returns:
-        The options, in the order of the groups.
-
     Raises:
         ValueError: the least options take more.
     """
@@ -322,14 +315,8 @@ def _report(
 
 
 def to_toml(report: Mapping[str, Any]) -> str:
-    """A scheme's file: a table for each format, with the layers that it is for; "none" is high precision.
-
-    Args:
-        report: of `plan_bits`.
-
-    Returns:
-        TOML.
-    """
+    """A scheme's file of what `plan_bits` reports, in TOML: a table for each format, with the layers that it is for;
+    "none" is high precision."""
     weights = {name: "none" if name in ("bf16", "fp16", "fp32") else name for name in report["rules"]}
     return "\n".join(
         table_of("rule", {"match": list(patterns), "weights": weights[name]})

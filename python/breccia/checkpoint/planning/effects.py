@@ -24,17 +24,8 @@ _OF_SCALES = ("scale_search", "scale_rule", "scale_rounding")  # fields that cou
 def without_effect(
     target: Target, choices: Sequence[Choice], activations: Activations, checkpoint: Checkpoint
 ) -> list[str]:
-    """Notes on options that change nothing here.
-
-    Args:
-        target: what was asked for.
-        choices: what becomes of each tensor.
-        activations: what becomes of scales of activations, after its `choices`.
-        checkpoint: the source.
-
-    Returns:
-        A line for each option; patterns and data are looked at elsewhere.
-    """
+    """Notes on options that change nothing here; patterns and data are looked at elsewhere. ``activations`` has made
+    its `choices`."""
     held = [] if target.asked is None else [(one, target.asked.rule(one.found.name)) for one in choices]
     notes = [*_of_scales(target, choices, held), *_of_a_scheme(target, held)]
     if target.asked is not None and target.asked.amax is not None and not activations.made_of_amax:

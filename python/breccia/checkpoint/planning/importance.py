@@ -56,14 +56,8 @@ class Importance(DataFile):
             self._file.close()
 
     def of(self, name: str, shape: Sequence[int]) -> Array | None:
-        """The importance of a tensor's columns.
-
-        Args:
-            name: of the tensor in its checkpoint.
-            shape: of the tensor, (…, N, K).
-
-        Returns:
-            float32 (K,), or (E, K) for stacked experts; None where the file has none.
+        """The importance of a tensor's columns, float32: (K,), or (E, K) for stacked experts; None where the file has
+        none.
 
         Raises:
             ValueError: the file has that of another number of columns.
@@ -81,32 +75,17 @@ class Importance(DataFile):
         return None if pool is None else _means(pool)
 
     def of_found(self, found: Found) -> Array | None:
-        """As `of`, by what a tensor is called or is a half of.
-
-        Args:
-            found: one of a checkpoint's tensors.
-        """
+        """As `of`, by what a tensor is called or is a half of."""
         return next((h for name in _names(found) if (h := self.of(name, found.shape)) is not None), None)
 
     def moments(self, found: Found, expert: int | None = None) -> Moments | None:
-        """The moments of a matrix's input as they were measured.
-
-        Args:
-            found: one of a checkpoint's tensors.
-            expert: which of its experts, where it has some.
-
-        Returns:
-            Those of K columns; None where the file has none.
-        """
+        """The moments of a matrix's input as they were measured, of one of its experts where it has some; None where
+        the file has none."""
         each = (self._layers.of(name, found.shape, expert) for name in _names(found))
         return next((one for one in each if one is not None), None)
 
     def pool(self, found: Found) -> Moments | None:
-        """The sum of those of all experts of a tensor's layer; None where it is no expert's.
-
-        Args:
-            found: one of a checkpoint's tensors.
-        """
+        """The sum of those of all experts of a tensor's layer; None where it is no expert's."""
         each = (self._layers.pool(name, found.shape) for name in _names(found))
         return next((one for one in each if one is not None), None)
 

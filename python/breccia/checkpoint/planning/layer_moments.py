@@ -42,15 +42,7 @@ class LayerMoments:
         self.used: set[str] = set()
 
     def of(self, name: str, shape: Sequence[int], expert: int | None = None) -> Moments | None:
-        """The moments of a matrix's input.
-
-        Args:
-            name: of the tensor in its checkpoint.
-            shape: of the tensor, (N, K) or (E, N, K).
-            expert: which matrix of (E, N, K).
-
-        Returns:
-            Those of K columns, without an axis of experts; None where there are none.
+        """The moments of the input of a matrix, of which (E, N, K) has E; None where there are none.
 
         Raises:
             ValueError: there are some, of another number of columns or experts.
@@ -63,14 +55,8 @@ class LayerMoments:
         return None if apart is None else self._fitting(self._take(apart[expert]), name, shape[-1:])
 
     def diagonals(self, name: str, shape: Sequence[int]) -> Moments | None:
-        """``diag`` and ``count`` of all of a tensor's experts, or of the one matrix that it is.
-
-        Args:
-            name: of the tensor in its checkpoint.
-            shape: of the tensor, (…, N, K).
-
-        Returns:
-            Those of K columns, of each expert or one for all; None where there are none.
+        """``diag`` and ``count`` of a tensor (…, N, K), of each of its experts or one for all; None where there are
+        none.
 
         Raises:
             ValueError: there are some, of another number of columns or experts.
@@ -110,12 +96,7 @@ class LayerMoments:
         return [siblings[i] for i in range(shape[0])] if sorted(siblings) == list(range(shape[0])) else None
 
     def pool(self, name: str, shape: Sequence[int]) -> Moments | None:
-        """The sum of the moments of all experts of a tensor's layer; None where it is no expert's.
-
-        Args:
-            name: of the tensor, of one expert or of all.
-            shape: of the tensor.
-        """
+        """The sum of the moments of all experts of a tensor's layer; None where it is no expert's."""
         match = _ONE.fullmatch(name) or (_ALL.fullmatch(name) if len(shape) == 3 else None)
         if match is None:
             return None
@@ -174,12 +155,8 @@ class LayerMoments:
         return next((one for one in found if one is not None), {})
 
     def _fitting(self, found: Moments, name: str, shape: Sequence[int]) -> Moments:
-        """Moments as a tensor needs them.
-
-        Args:
-            found: of it; from a file of means they may be one expert after the other.
-            name: of the tensor.
-            shape: (K,), or (E, K), where they may be one for all; E is 0 where any number will do.
+        """Moments of shape (K,), or (E, K), where they may be one for all; E is 0 where any number will do. Of a file
+        of means they may be one expert after the other.
 
         Raises:
             ValueError: they have another.
@@ -196,27 +173,14 @@ class LayerMoments:
 
 
 def experts_of(name: str, shape: Sequence[int]) -> str | None:
-    """The layer that a tensor is of an expert of, or of all; None where it is of no expert.
-
-    Args:
-        name: of the tensor.
-        shape: of the tensor.
-    """
+    """The layer that a tensor is of an expert of, or of all; None where it is of no expert."""
     match = _ONE.fullmatch(name) or (_ALL.fullmatch(name) if len(shape) == 3 else None)
     return None if match is None else match["block"]
 
 
 def smoothed(own: Moments, pool: Moments) -> Moments:
     """The moments of one expert, and K / 4 rows of the mean of all of its layer: what few tokens reached leans on what
-    many did, and what none reached has the moments of all.
-
-    Args:
-        own: of one expert, sums.
-        pool: the sum of those of all.
-
-    Returns:
-        Sums, of count + K / 4 rows.
-    """
+    many did, and what none reached has the moments of all."""
     count = int(pool.count)
     if not count:
         return own

@@ -18,11 +18,7 @@ _NO_NAME = ""  # a pattern that matches nothing
 
 
 def check_names(found: Iterable[Found], target: Target) -> None:
-    """Whether each pattern matches a name.
-
-    Args:
-        found: the tensors of the source.
-        target: with the patterns.
+    """Whether each of the target's patterns matches a tensor's name.
 
     Raises:
         ValueError: one matches none.
@@ -38,12 +34,7 @@ def check_names(found: Iterable[Found], target: Target) -> None:
 
 
 def check_effects(found: list[Found], target: Target, choose: Callable[[Found, Target], Choice]) -> None:
-    """Whether each pattern, without the others, changes what is written.
-
-    Args:
-        found: the tensors to convert.
-        target: with the patterns.
-        choose: what becomes of a tensor.
+    """Whether each of the target's patterns, without the others, changes what is written.
 
     Raises:
         ValueError: one changes nothing.

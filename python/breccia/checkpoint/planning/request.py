@@ -100,9 +100,6 @@ class Request:
     def target(self, device: Device = Device()) -> Target:  # noqa: B008
         """What is to be written.
 
-        Args:
-            device: where weights are rounded.
-
         Raises:
             TypeError, ValueError: there is none of that name, or no format of quantized layers for what is asked.
         """
@@ -122,10 +119,6 @@ class Request:
     @contextlib.contextmanager
     def opened(self, source: Path, target: Target) -> Iterator[tuple[Checkpoint, Target]]:
         """The source, and the target with the data that weights are rounded by, for a while.
-
-        Args:
-            source: the checkpoint's path.
-            target: as `target` gave it.
 
         Raises:
             ValueError: the source, or a file of data, is not valid.

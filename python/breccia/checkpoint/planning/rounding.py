@@ -75,11 +75,7 @@ class Rounding:
             raise ValueError(f"damp must be from 0 to 1, got {self.damp!r}")
 
     def on(self, target: Target, checkpoint: Checkpoint) -> Target:
-        """A target with the data and the method.
-
-        Args:
-            target: what to write.
-            checkpoint: the source, by whose names the data is looked up.
+        """A target with the data, which is looked up by the names of the source, and the method.
 
         Raises:
             ValueError: the file is not valid.
@@ -97,10 +93,6 @@ class Rounding:
 
 def rounding_notes(target: Target, choices: Sequence[Choice]) -> list[str]:
     """Tensors that are quantized without the data, or not by the method, that was asked for.
-
-    Args:
-        target: with the data, if there is some.
-        choices: what happens to each tensor.
 
     Raises:
         ValueError: the method is none for the target's format.
@@ -161,12 +153,7 @@ def _notes_of_nearest(target: Target, choices: Sequence[Choice]) -> list[str]:
 
 
 def why_nearest(choice: Choice, target: Target) -> str:
-    """Why a tensor that is quantized anew cannot be rounded by GPTQ; "" where it can.
-
-    Args:
-        choice: what happens to it.
-        target: with the moments.
-    """
+    """Why a tensor that is quantized anew cannot be rounded by GPTQ; "" where it can."""
     found, importance = choice.found, target.importance
     assert importance is not None
     if choice.recipe is None:

@@ -84,11 +84,7 @@ def _bits_of_type(dtype: str) -> float:
 
 
 def meant(spelled: str) -> str:
-    """What a name that is no target probably means, in words; "" where nobody knows.
-
-    Args:
-        spelled: as the user wrote it, in lower case.
-    """
+    """What a name in lower case that is no target probably means, in words; "" where nobody knows."""
     if spelled in _FLOAT_NAMES:
         return f"did you mean {_FLOAT_NAMES[spelled]}?"
     if spelled in _OTHERS:

@@ -110,15 +110,8 @@ class Target:
         )
 
     def inputs_of(self, module: str, recipe: ScalingRecipe) -> Activations | None:
-        """How the inputs of a layer are to be quantized: as a scheme asks, else as the source does.
-
-        Args:
-            module: its name.
-            recipe: that its weight is written in.
-
-        Returns:
-            None where they stay in high precision, or nothing says it.
-        """
+        """How the inputs of a layer whose weight is written in a recipe are to be quantized: as a scheme asks, else as
+        the source does. None: they stay in high precision, or nothing says it."""
         module = self.together.get(module, module)
         said = UNSAID if self.asked is None else self.asked.inputs(module, recipe, strict=False)
         if said is UNSAID:

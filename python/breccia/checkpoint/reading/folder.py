@@ -144,9 +144,6 @@ class Folder:
     def check_index(self, home: Mapping[str, WeightFile]) -> None:
         """Whether each tensor is in the file that the index says.
 
-        Args:
-            home: the file that each tensor is in.
-
         Raises:
             ValueError: one is not.
         """

@@ -38,15 +38,7 @@ class _Run(NamedTuple):
 
 
 def stored_shape(checkpoint: Checkpoint, found: Found) -> tuple[int, ...]:
-    """The shape that a model's parameter has: that of the file where the tensor is plain, the logical one where not.
-
-    Args:
-        checkpoint: an open one.
-        found: one of its tensors.
-
-    Returns:
-        The shape.
-    """
+    """The shape that a model's parameter has: that of the file where the tensor is plain, the logical one where not."""
     if found.format != "plain" or found.origin.cut is not None:
         return found.shape
     return _shape(checkpoint, found, found.parts["weight"])
@@ -54,15 +46,7 @@ def stored_shape(checkpoint: Checkpoint, found: Found) -> tuple[int, ...]:
 
 def together(checkpoint: Checkpoint, found: Found) -> int:
     """Rows that `rows_of` gives only together: those of a tile, a byte or a word; all of them where the format cannot
-    be read by rows.
-
-    Args:
-        checkpoint: an open one.
-        found: one of its tensors, as `Checkpoint.refined` gives it.
-
-    Returns:
-        Their number, 1 or more.
-    """
+    be read by rows. ``found`` is as `Checkpoint.refined` gives it."""
     runs = _runs(checkpoint, found)
     if runs is None:
         return max(found.shape[0], 1) if found.shape else 1
@@ -70,16 +54,9 @@ def together(checkpoint: Checkpoint, found: Found) -> int:
 
 
 def rows_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tensor:
-    """Rows ``start`` to ``stop`` of a matrix, or matrices of a batch.
-
-    Args:
-        checkpoint: an open one; one that is not mapped reads no more than it must.
-        found: one of its tensors, as `Checkpoint.refined` gives it.
-        start: a multiple of `together`.
-        stop: another, or the number of rows.
-
-    Returns:
-        As `Checkpoint.load`, but that a plain tensor is as the file has it.
+    """Rows from one multiple of `together` to another, or the last, of a matrix, or matrices of a batch: as
+    `Checkpoint.load` gives them, but that a plain tensor is as the file has it. A checkpoint that is not mapped reads
+    no more than it must.
 
     Raises:
         ValueError: the tensor's bytes do not fit; the message names it.

@@ -51,11 +51,9 @@ def execute(
     losses: dict[str, Loss] | None = None,
     rounded: dict[str, dict[str, Any]] | None = None,
 ) -> int:
-    """Write one tensor, and add by its name how far new codes are from what was read to ``losses``, and what became of
-    it where GPTQ rounded it to ``rounded``.
-
-    Returns:
-        How many of its numbers are infinite or NaN; of codes that are kept as they are none is counted.
+    """Write one tensor; gives how many of its numbers are infinite or NaN, none of codes that are kept. Adds by its
+    name how far new codes are from what was read to ``losses``, and what became of it where GPTQ rounded it to
+    ``rounded``.
 
     Raises:
         ValueError: its bytes do not fit its format; the message names it.

@@ -25,12 +25,7 @@ _DTYPES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F
 
 
 def in_piece(piece: Any, dtype: str) -> int:
-    """Those of some numbers.
-
-    Args:
-        piece: a contiguous array that holds them.
-        dtype: their type, as safetensors spells it; of others than floats there are none.
-    """
+    """Those of a contiguous array of some type, as safetensors spells it; of others than floats there are none."""
     exponent = _EXPONENTS.get(dtype)
     if exponent is None or not piece.size:
         return 0
@@ -39,12 +34,7 @@ def in_piece(piece: Any, dtype: str) -> int:
 
 
 def counted(values: Any, workers: Workers | None = None) -> int:
-    """Those of a whole tensor.
-
-    Args:
-        values: a ScaledTensor or an array of numbers; ``uint16`` is bfloat16.
-        workers: threads to count with; this one alone where there are none.
-    """
+    """Those of a ScaledTensor, or of an array of numbers, of which ``uint16`` is bfloat16."""
     values = comparable(values)
     if isinstance(values, ScaledTensor):
         return magnitudes(values).not_finite

@@ -39,15 +39,7 @@ class Loss(NamedTuple):
 
 
 def summed(sums: Sequence[Comparison], again: bool = False) -> Loss:
-    """The loss of a tensor of which pieces were compared.
-
-    Args:
-        sums: of each piece, in any order.
-        again: see `Loss`.
-
-    Returns:
-        The loss.
-    """
+    """The loss of a tensor of which pieces were compared; ``again``: see `Loss`."""
     signal, noise = math.fsum([one.signal for one in sums]), math.fsum([one.noise for one in sums])
     return Loss(signal, noise, all(one.equal for one in sums), again)
 

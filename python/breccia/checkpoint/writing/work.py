@@ -72,12 +72,8 @@ def names_folder(destination: str | os.PathLike[str]) -> bool:
 
 
 def check_destination(destination: Path, *sources: str | os.PathLike[str], force: bool | None = None) -> None:
-    """Whether something may be written there.
-
-    Args:
-        destination: where.
-        sources: what is read meanwhile.
-        force: whether what is there gives way; None where that cannot be asked for.
+    """Whether something may be written there; what is there gives way with ``force``, None where that cannot be asked
+    for.
 
     Raises:
         ValueError: it is inside of a source, or would replace one.
@@ -276,11 +272,7 @@ class Work:
             raise
 
     def finish(self) -> list[str]:
-        """Give the output its name and clean up.
-
-        Returns:
-            What could not be done after that, which leaves the output complete.
-        """
+        """Give the output its name and clean up; what could not be done after that leaves the output complete."""
         notes = []
         if not self.finished:
             assert self._journal is not None

@@ -73,12 +73,7 @@ class Floats:
 
 
 def cast_into(parameter: Any, values: torch.Tensor) -> None:
-    """Quantize this rank's rows of a weight; all ranks that shard it call together.
-
-    Args:
-        parameter: a weight of codes at rest, or a DTensor of such.
-        values: floats, as many as the rank holds.
-    """
+    """Quantize this rank's rows of a weight; all ranks that shard it call together."""
     weight = resting_in(parameter)
     assert weight is not None
     if not isinstance(parameter, DTensor):

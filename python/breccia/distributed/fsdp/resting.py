@@ -162,12 +162,7 @@ class RestingWeight(LinearWeight):
         return func(*args, **kwargs)
 
     def take_(self, rows: torch.Tensor, shared: dict[str, torch.Tensor]) -> None:
-        """Take the bytes of other rows, and what is one number for all of them.
-
-        Args:
-            rows: as many as there are here.
-            shared: by the names of parts.
-        """
+        """Take the bytes of as many other rows, and by the names of parts what is one number for all of them."""
         self._rows.copy_(rows)
         for name, part in self._shared.items():
             part.copy_(shared[name])

@@ -26,14 +26,8 @@ Result = TypeVar("Result")
 
 def on_all_ranks(do: Callable[[], Result], group: Any, alike: Callable[[Result], str] | None = None) -> Result:
     """Do something that asks no other rank, and tell all ranks how it went, so that none waits for one that failed.
-
-    Args:
-        do: what each rank does.
-        group: the ranks; None where they are all ranks there are, or this process is alone.
-        alike: what must be the same on all ranks, of what ``do`` gave.
-
-    Returns:
-        What ``do`` returned here.
+    ``alike`` says of the result what must be the same on all ranks; ``group`` is None where they are all there are, or
+    this process is alone.
 
     Raises:
         ValueError: it failed on another rank, which the message names, or gave another result there.

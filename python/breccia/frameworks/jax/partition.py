@@ -73,13 +73,7 @@ def cast(
 
 
 def dequantize(whole: Call, inside: Call, scaled: ScaledTensor) -> Any:
-    """The values of an upright tensor.
-
-    Args:
-        whole: makes them of a ScaledTensor.
-        inside: the same in code that the compiler splits.
-        scaled: the tensor.
-    """
+    """The values of an upright tensor, by ``whole``, or by ``inside`` in code that the compiler splits."""
     parts, rebuild = _taken(scaled)
     if _alone(parts):
         return whole(scaled)
@@ -102,15 +96,9 @@ def dequantize(whole: Call, inside: Call, scaled: ScaledTensor) -> Any:
 
 
 def requantize(whole: Call, inside: Call, scaled: ScaledTensor, recipe: ScalingRecipe) -> tuple[Any, ...]:
-    """The parts of a tensor in another recipe. Axes stay split where each part has whole blocks of both recipes; others
-    are gathered as codes, for scales of the whole are found by a search.
-
-    Args:
-        whole: makes them of a ScaledTensor.
-        inside: the same in code that the compiler splits.
-        scaled: the tensor.
-        recipe: the other.
-    """
+    """The parts of a tensor in another recipe, by ``whole``, or by ``inside`` in code that the compiler splits. Axes
+    stay split where each part has whole blocks of both recipes; others are gathered as codes, for scales of the whole
+    are found by a search."""
     parts, rebuild = _taken(scaled)
     if _alone(parts):
         return tuple(whole(scaled))
@@ -145,15 +133,9 @@ def _swapped(axes: Sequence[Any], turned: bool) -> tuple[Any, ...]:
 
 
 def matmul(whole: Call, inside: Call, a: Any, b: Any) -> Any:
-    """The product of two operands: members of a batch, rows of ``a`` and columns of ``b`` may be split, what is summed
-    over is not, so that every device computes the whole's own numbers.
-
-    Args:
-        whole: multiplies arrays or ScaledTensors.
-        inside: the same in code that the compiler splits.
-        a: an array or a ScaledTensor.
-        b: the same.
-    """
+    """The product of two operands, by ``whole``, or by ``inside`` in code that the compiler splits: members of a batch,
+    rows of ``a`` and columns of ``b`` may be split, what is summed over is not, so that every device computes the
+    whole's own numbers."""
     if len(b.shape) < 2 or len(a.shape) < min(len(b.shape), 2):
         return gathered(whole, a, b)
     (left, rebuild_a), (right, rebuild_b) = _taken(a), _taken(b)

@@ -194,13 +194,8 @@ def common_axes(shape: Sequence[int], parts: Sequence[Sequence[int]]) -> list[Fa
 
 
 def rule(operands: Sequence[Any], results: Sequence[Any]) -> SdyShardingRule:
-    """A rule for Shardy.
-
-    Args:
-        operands: for each array its shape and the `Factors` of each axis; fewer where it has fewer axes, None where an
-            axis is never split.
-        results: the same.
-    """
+    """A rule for Shardy, of the shape of each array and the `Factors` of its axes: fewer where it has fewer axes, None
+    where an axis is never split."""
     sizes: dict[str, int] = {}
     alone: set[str] = set()
     kept: list[str] = []

@@ -38,14 +38,7 @@ _integers_shard = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])
 
 
 def parameter_of(data: Any) -> Any:
-    """A frozen parameter of bytes.
-
-    Args:
-        data: uint8, a plain tensor or a DTensor.
-
-    Returns:
-        ``torch.nn.Parameter`` over the same memory.
-    """
+    """A frozen parameter of bytes over the memory of a plain tensor or a DTensor."""
     if not _integers_shard:
         data = _with_local(data, BytesSeenAsFloats)
     return torch.nn.Parameter(data, requires_grad=False)
@@ -111,18 +104,7 @@ class BytesSeenAsFloats(torch.Tensor):  # type: ignore[misc]
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Any, ...], Any]:
-        """FSDP2's hook before a gather.
-
-        Args:
-            mesh: of the ranks that hold the parts.
-            outer_size: the shape of the whole.
-            outer_stride: its strides.
-            module: whose parameter it is.
-            mp_policy: ignored; bytes have one precision.
-
-        Returns:
-            This rank's bytes, with rows of zeros where the first rank has more, and None.
-        """
+        """FSDP2's hook before a gather: this rank's bytes, with rows of zeros where the first rank has more."""
         whole_rows = self._bytes.shape[1:] == outer_size[1:]
         short = -(-outer_size[0] // mesh.size()) - self._bytes.shape[0] if whole_rows else 0
         padding = [0, 0] * (self._bytes.ndim - 1) + [0, short]
@@ -131,17 +113,8 @@ class BytesSeenAsFloats(torch.Tensor):  # type: ignore[misc]
     def fsdp_post_all_gather(
         self, outs: tuple[Any, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
     ) -> Any:
-        """FSDP2's hook after a gather.
-
-        Args:
-            outs: the bytes of all ranks.
-            metadata: None.
-            param_dtype: ignored.
-            out: the result of an earlier gather, over the same memory.
-
-        Returns:
-            The bytes, and no tensors besides; None with ``out``.
-        """
+        """FSDP2's hook after a gather: the bytes of all ranks, and no tensors besides; None with ``out``, the result of
+        an earlier gather over the same memory."""
         return None if out is not None else (outs[0].view(_SEEN), ())
 
     # --- how torch sees it ------------------------------------------------------------------------------------------

@@ -105,15 +105,9 @@ def _of_runs(each: Any) -> Any:
 
 
 def rounded(w: Any, moments: Any, nearest: ScaledTensor, act_order: bool, damp: float) -> Rounded:
-    """Codes by GPTQ for scales that stand.
-
-    Args:
-        w: floats (…, N, K).
-        moments: what `check_moments` gave, on the same device.
-        nearest: the cast of w by importance, the diagonal of the moments, there too.
-        act_order: columns by falling diagonal; else as they stand.
-        damp: what is added to the diagonal, in its mean.
-    """
+    """Codes of floats (…, N, K) by GPTQ for the scales of ``nearest``, their cast by importance, the diagonal of the
+    moments. Columns by falling diagonal (``act_order``), else as they stand; ``damp`` is added to the diagonal, in its
+    mean."""
     grid, spec = Grid(tuple(w.shape), nearest.recipe), _dividing(Spec.of(nearest.recipe))
     if grid.empty:
         return Rounded(nearest, damp, 0, 0)

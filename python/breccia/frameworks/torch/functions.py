@@ -16,10 +16,6 @@ __all__ = ["call"]
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What ``ScaledTensor.__torch_function__`` does.
 
-    Args:
-        func: of torch.
-        args, kwargs: of the call.
-
     Raises:
         TypeError: no verb stands for the function.
     """

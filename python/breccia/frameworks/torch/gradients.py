@@ -39,19 +39,9 @@ _library.define(
 def linear(
     x: Any, w: ScaledTensor, activations: ScalingRecipe | None, gradients: str, offsets: Any, dtype: torch.dtype
 ) -> Any:
-    """A product whose input gets a gradient.
-
-    Args:
-        x: ``(..., M, K)`` of floats.
-        w: ``(N, K)``, or with offsets a stack ``(E, N, K)``.
-        activations: what x is quantized to, or None.
-        gradients: of `gradient_key`.
-        offsets: of the rows of each matrix, see `breccia.grouped_matmul`; or None.
-        dtype: of the result.
-
-    Returns:
-        ``(..., M, N)``.
-    """
+    """A product (..., M, N) of floats (..., M, K), quantized to ``activations`` or as they are, by ``w`` (N, K), or by
+    a stack (E, N, K) with the offsets of `breccia.grouped_matmul`. Its input gets a gradient, made of what
+    `gradient_key` says."""
     quantized = "" if activations is None else recipe_key(activations)
     y, _ = torch.ops.breccia.quantized_linear(x, quantized, gradients, *flatten(w), offsets, dtype)
     return y

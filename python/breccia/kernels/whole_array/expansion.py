@@ -23,14 +23,8 @@ _EXP2 = ("0x1.62e42ap-1", "0x1.ebf9bcp-3", "0x1.c6b752p-5", "0x1.3cea88p-7", "0x
 
 
 def expand(xp: Namespace, blocks: Any, stats: Stats, element: Element) -> tuple[Any, Any]:
-    """Exponents of groups as float16, and values as multiples of their scales; where the exponent is 1, other numbers.
-
-    Args:
-        xp: the array library.
-        blocks: float32 values, in a grid whose last axis is the groups'.
-        stats: of them.
-        element: of the codes.
-    """
+    """Exponents of groups as float16, and values as multiples of their scales; where the exponent is 1, other
+    numbers."""
     bits = xp.bits(blocks) & ABS_MASK
     size = xp.floats(bits)
     least = xp.floats(INFINITY_BITS - xp.max(INFINITY_BITS - xp.where(bits > 0, bits, bits * 0 + INFINITY_BITS), (4,)))

@@ -26,12 +26,6 @@ def methods() -> list[str]:
 def scheme_of(said: Said) -> ModelScheme:
     """The scheme of a checkpoint by its ``quant_method``; by its tensors alone where that is not known.
 
-    Args:
-        said: what the checkpoint says.
-
-    Returns:
-        The scheme.
-
     Raises:
         ValueError: the configuration is not of its method's form.
     """

@@ -84,15 +84,8 @@ def weights_as_stored(
 
 
 def scales_of(said: Said, endings: Mapping[str, tuple[str, str]]) -> tuple[StoredScale, ...]:
-    """The static scales of activations that are stored.
-
-    Args:
-        said: the checkpoint.
-        endings: end of a stored name → what it is of, see `StoredScale`, and its form.
-
-    Returns:
-        The scales, in the order of the files.
-    """
+    """The static scales of activations that are stored, in the order of the files; ``endings``: end of a stored name →
+    what it is of, see `StoredScale`, and its form."""
     every, found = tuple(endings), []
     for name, entry in said.entries.items():
         if not name.endswith(every) or entry.dtype not in ("F32", "F16", "BF16", "F64"):

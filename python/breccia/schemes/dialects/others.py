@@ -113,14 +113,7 @@ def _of_layer(module: str, weights: Any, said: Said) -> Activations | None:
 
 
 def inputs_of(recipe: recipes.ScalingRecipe) -> Activations:
-    """Inputs that are cast to a recipe each time.
-
-    Args:
-        recipe: of the inputs.
-
-    Returns:
-        Dynamic activations of that form.
-    """
+    """Dynamic activations in the form of a recipe that inputs are cast to each time."""
     sizes = (getattr(recipe, field, None) for field in ("group_size", "block_size", "block_k"))
     size = next((one for one in sizes if one), None)
     granularity = getattr(recipe, "granularity", "row" if recipe.name == "int8" else "tensor")
