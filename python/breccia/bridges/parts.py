@@ -31,11 +31,17 @@ class Part:
     def in_torch(self) -> Any:
         """The tensor, on the CPU, in torch's type of the header's dtype; in bytes where elements are smaller than
         one."""
-        from breccia.checkpoint.files.dtypes import DTYPES, torch_dtype
+        from breccia.checkpoint.files.dtypes import DTYPES
 
-        raw = to_torch(np.ascontiguousarray(self.make()).reshape(-1).view(np.uint8))
-        typed = raw if DTYPES[self.dtype].bits < 8 else raw.view(torch_dtype(self.dtype))
-        return typed.reshape(self.shape)
+        return as_torch(self.make(), "U8" if DTYPES[self.dtype].bits < 8 else self.dtype, self.shape)
+
+
+def as_torch(array: Array, dtype: str, shape: tuple[int, ...]) -> Any:
+    """An array's bytes as a tensor on the CPU, in torch's type of the header's dtype."""
+    from breccia.checkpoint.files.dtypes import torch_dtype
+
+    raw = to_torch(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return raw.view(torch_dtype(dtype)).reshape(shape)
 
 
 def part(array: Array, dtype: str) -> Part:

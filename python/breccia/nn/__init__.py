@@ -11,6 +11,7 @@ from __future__ import annotations
 from breccia.nn import functional
 from breccia.nn.experts import ScaledExperts
 from breccia.nn.layers import QuantizedLinear, ScaledLinear
-from breccia.nn.quantizing import pack_, quantize, quantize_
+from breccia.nn.quantizing import pack_
+from breccia.verbs.quantize_model import quantize, quantize_
 
 __all__ = ["QuantizedLinear", "ScaledExperts", "ScaledLinear", "functional", "pack_", "quantize", "quantize_"]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize` and `quantize_`: quantized layers in the place of linear ones; `pack_`: their 6-bit codes packed."""
+"""What `breccia.quantize` and `breccia.quantize_` do: quantized layers in the place of linear ones; and `pack_`: their
+6-bit codes packed."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,22 +14,15 @@ from breccia import verbs
 from breccia.nn.layers import QuantizedLinear
 from breccia.nn.selection import Selection
 from breccia.recipe_names import resolve
-from breccia.recipes import MXFP6BlockScaling, ScalingRecipe
+from breccia.recipes import MXFP6BlockScaling
 from breccia.schemes.layers import Layer, Layers
 from breccia.schemes.value import ModelScheme
 from breccia.verbs.packed import pack
 
-__all__ = ["pack_", "quantize", "quantize_"]
+__all__ = ["pack_", "quantized", "replace_layers"]
 
 
-def quantize(
-    layer: torch.nn.Linear,
-    recipe: ScalingRecipe | str,
-    *,
-    activations: ScalingRecipe | str | None = None,
-    exact_rows: int = 0,
-    gradients: ScalingRecipe | str | None = None,
-) -> QuantizedLinear:
+def quantized(layer: Any, recipe: Any, activations: Any, exact_rows: int, gradients: Any) -> QuantizedLinear:
     """See `breccia.quantize`."""
     if type(layer) is not torch.nn.Linear:
         more = ": quantize_(model, recipe) changes the layers of a model" if isinstance(layer, torch.nn.Module) else ""
@@ -69,24 +63,15 @@ def _layers(recipe: Any, activations: Any, moments: Any) -> Callable[[str], Laye
     return lambda name: every
 
 
-def quantize_(
-    model: torch.nn.Module,
-    recipe: ScalingRecipe | str | ModelScheme,
-    filter: Callable[[torch.nn.Module, str], bool] | None = None,  # noqa: A002
-    *,
-    activations: ScalingRecipe | str | None = None,
-    exact_rows: int = 0,
-    gradients: ScalingRecipe | str | None = None,
-    include: Iterable[str] | None = None,
-    exclude: Iterable[str] = (),
-    moments: Mapping[str, Any] | None = None,
+def replace_layers(
+    model: Any, recipe: Any, selection: Any, activations: Any, exact_rows: int, gradients: Any, moments: Any
 ) -> torch.nn.Module:
-    """See `breccia.quantize_`."""
+    """See `breccia.quantize_`; ``selection`` are the arguments of `Selection`."""
     if not isinstance(model, torch.nn.Module):
         more = ": swapped arguments? quantize_(model, recipe)" if isinstance(recipe, torch.nn.Module) else ""
         kind = type(model).__name__
         raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {kind}{more}")
-    layer_of, chosen, names = _layers(recipe, activations, moments), Selection(filter, include, exclude), []
+    layer_of, chosen, names = _layers(recipe, activations, moments), Selection(*selection), []
     if type(model) is torch.nn.Linear:
         raise TypeError(
             "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`breccia.nn.quantize_` under a name that imports no torch before it is called."""
+"""`quantize` and `quantize_`, which import no torch before they are called."""
 
 from __future__ import annotations
 
@@ -60,19 +60,10 @@ def quantize_(
             linear layer; nothing has been changed then.
     """
     require("torch", "torch")
-    from breccia import nn
+    from breccia.nn.quantizing import replace_layers
 
-    return nn.quantize_(
-        model,
-        recipe,
-        filter,
-        activations=activations,
-        exact_rows=exact_rows,
-        gradients=gradients,
-        include=include,
-        exclude=exclude,
-        moments=moments,
-    )
+    selection = (filter, include, exclude)
+    return replace_layers(model, recipe, selection, activations, exact_rows, gradients, moments)
 
 
 def quantize(
@@ -101,6 +92,6 @@ def quantize(
         ValueError: the weight's shape does not suit the recipe, or there is no recipe of that name.
     """
     require("torch", "torch")
-    from breccia import nn
+    from breccia.nn.quantizing import quantized
 
-    return nn.quantize(layer, recipe, activations=activations, exact_rows=exact_rows, gradients=gradients)
+    return quantized(layer, recipe, activations, exact_rows, gradients)

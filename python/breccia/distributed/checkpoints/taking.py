@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from breccia import verbs
 from breccia.bridges.common import check_upright, to_torch
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import packed_codes
-from breccia.bridges.parts import Found
-from breccia.checkpoint.files.dtypes import DTYPES, stored_name, torch_dtype
+from breccia.bridges.parts import Found, as_torch
+from breccia.checkpoint.files.dtypes import DTYPES, stored_name
 from breccia.formats import finfo
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.slicing import block_along
@@ -49,7 +48,7 @@ def floats_of(found: Found, tensor: Any, turned: bool, place: list[slice], into:
         values = verbs.dequantize(part.to("torch"), into.dtype)
     else:
         array = tensor.dequantize() if isinstance(tensor, OutsideTensor) else tensor
-        values = _as_torch(array, found.dtype if found.format == "plain" else stored_name(array))
+        values = as_torch(array, found.dtype if found.format == "plain" else stored_name(array), array.shape)
     into.copy_((values.mT if turned else values)[tuple(place)])
 
 
@@ -65,11 +64,6 @@ def bytes_of_part(tensor: ScaledTensor, part: str, shape: tuple[int, ...], place
         return
     raw = array.contiguous().view(torch.uint8).reshape(-1, *shape[1:])
     (into if into.dtype == torch.uint8 else into.view(torch.uint8)).copy_(raw[tuple(place)])
-
-
-def _as_torch(array: Any, name: str) -> Any:
-    raw = to_torch(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return raw.view(torch_dtype(name)).reshape(array.shape)
 
 
 def _narrowed(tensor: ScaledTensor, place: list[slice]) -> tuple[ScaledTensor, list[slice]]:
