@@ -72,6 +72,14 @@ def test_a_slice() -> None:
     assert 0 < len(entered) <= 21, entered
 
 
+def test_a_layer() -> None:
+    torch = pytest.importorskip("torch")
+    layer = breccia.quantize(torch.nn.Linear(256, 64), "nvfp4")
+    with torch.no_grad():
+        entered = frames(lambda: layer(torch.from_numpy(X)))
+    assert 0 < len(entered) <= 18, entered
+
+
 def test_a_compiled_layer_asks_for_the_core_tensor_once() -> None:
     torch = pytest.importorskip("torch")
     layer = torch.nn.Sequential(torch.nn.Linear(256, 64))

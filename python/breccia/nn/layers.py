@@ -10,7 +10,7 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
-from breccia.frameworks.torch import byte_parameters, from_pickle, launches, to_pickle
+from breccia.frameworks.torch import byte_parameters, direct_linear, from_pickle, launches, to_pickle
 from breccia.frameworks.torch import gradients as torch_gradients
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, MXFP6BlockScaling, ScalingRecipe
@@ -329,14 +329,22 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return y
 
     def _product(self, input: Any) -> Any:  # noqa: A002
-        if input.ndim == 1 and (self.activations, self.gradients) != (None, None):  # blocks want rows
-            return self._product(input[None])[0]
-        y = self._differentiable(input, None)
-        if y is not None:
-            return y if self.bias is None else verbs.plus(y, self.bias)
         activations = self._activations_of(input)
-        x = input if activations is None else self._cast(input, activations)
-        return verbs.linear(x, self.weight, self.bias, input.dtype)
+        if (activations, self.gradients) == (None, None):
+            weight, y = self.weight, None
+            if self._form.has_kernels and not self._packed:
+                # What `verbs.linear` looks at first takes as long as a small product.
+                y = direct_linear(input, weight, input.dtype, "exact")
+            if y is None:
+                return verbs.linear(input, weight, self.bias, input.dtype)
+        elif input.ndim == 1:  # blocks want rows
+            return self._product(input[None])[0]
+        else:
+            y = self._differentiable(input, None)
+            if y is None:
+                x = input if activations is None else self._cast(input, activations)
+                return verbs.linear(x, self.weight, self.bias, input.dtype)
+        return y if self.bias is None else verbs.plus(y, self.bias)
 
     def _cast(self, x: Any, recipe: ScalingRecipe) -> ScaledTensor:
         """The input, quantized by its static scale where there is one."""
