@@ -29,7 +29,7 @@ from breccia.verbs.cast_options import CastOptions
 
 __all__ = ["from_quantized", "to_quantized"]
 
-namespace = Mlx()
+namespace = Mlx(mx)
 _DTYPES = {
     "float32": mx.float32,
     "float64": mx.float64,

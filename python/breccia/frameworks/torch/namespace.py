@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from breccia.kernels.whole_array.namespace import Namespace
+
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -20,8 +22,8 @@ _DTYPES = {
 _NAN = {"float16": (0x7E00, torch.int16), "bfloat16": (0x7FC0, torch.int16)}
 
 
-class Torch:
-    """`breccia.kernels.whole_array.namespace.Namespace` for torch."""
+class Torch(Namespace):
+    """`Namespace` for torch."""
 
     def astype(self, x: Any, dtype: str) -> Any:
         made = x.to(_DTYPES[dtype])
@@ -41,21 +43,6 @@ class Torch:
         if isinstance(value, np.ndarray):
             return torch.from_numpy(np.array(value)).to(like.device, _DTYPES[dtype], non_blocking=True)
         return torch.full((), value, dtype=_DTYPES[dtype], device=like.device)
-
-    def where(self, condition: Any, a: Any, b: Any) -> Any:
-        return torch.where(condition, a, b)
-
-    def minimum(self, a: Any, b: Any) -> Any:
-        return torch.minimum(a, b)
-
-    def maximum(self, a: Any, b: Any) -> Any:
-        return torch.maximum(a, b)
-
-    def floor(self, x: Any) -> Any:
-        return torch.floor(x)
-
-    def divide(self, a: Any, b: Any) -> Any:
-        return a / b
 
     def max(self, x: Any, axes: tuple[int, ...]) -> Any:
         return torch.amax(x, axes, keepdim=True)

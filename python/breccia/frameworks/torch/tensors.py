@@ -17,7 +17,7 @@ from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import Form, cast_form
 from breccia.verbs.cast_options import CastOptions
 
-NAMESPACE = Torch()
+NAMESPACE = Torch(torch)
 
 DTYPES = {
     "float32": torch.float32,

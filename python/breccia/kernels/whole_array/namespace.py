@@ -6,7 +6,7 @@ Arrays are float32, int32, uint8 or bool unless a function says otherwise.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,60 +15,74 @@ INFINITY_BITS = 0x7F80_0000
 ABS_MASK = 0x7FFF_FFFF
 
 
-class Namespace(Protocol):
-    """An array library."""
+class Namespace:
+    """An array library. What NumPy's functions of the same names do is asked of it; a subclass does the rest."""
 
-    def astype(self, x: Any, dtype: str) -> Any: ...
+    def __init__(self, library: Any) -> None:
+        self.library = library
+        self.where, self.minimum, self.maximum = library.where, library.minimum, library.maximum
+        self.floor = library.floor
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        return x.astype(dtype)
 
     def bits(self, x: Any) -> Any:
         """float32 as int32, bit for bit."""
+        raise NotImplementedError
 
     def floats(self, bits: Any) -> Any:
         """int32 as float32, bit for bit."""
+        raise NotImplementedError
 
     def constant(self, value: Any, dtype: str, like: Any) -> Any:
         """A 0-d array, or the array that a NumPy array holds, on the device of ``like``."""
-
-    def where(self, condition: Any, a: Any, b: Any) -> Any: ...
-
-    def minimum(self, a: Any, b: Any) -> Any: ...
-
-    def maximum(self, a: Any, b: Any) -> Any: ...
-
-    def floor(self, x: Any) -> Any: ...
+        raise NotImplementedError
 
     def divide(self, a: Any, b: Any) -> Any:
         """The correctly rounded quotient."""
+        return a / b
 
     def max(self, x: Any, axes: tuple[int, ...]) -> Any:
         """Largest along axes, which stay with extent 1."""
+        return self.library.max(x, axes, keepdims=True)
 
     def any(self, x: Any, axes: tuple[int, ...]) -> Any:
         """Whether any is true along axes, which stay with extent 1."""
+        return self.library.any(x, axes, keepdims=True)
 
     def sum(self, x: Any) -> Any:
         """Sum of all, in float64 where there is such a type."""
+        return self.library.sum(x)
 
     def take(self, table: Any, index: Any) -> Any:
         """``table[index]`` for a 1-D table and int32 indices of any shape."""
+        return self.index(table, 0, index)
 
     def index(self, x: Any, axis: int, index: Any) -> Any:
         """Rows or columns of ``x`` by a NumPy array of positions along one axis."""
+        return self.library.take(x, index, axis)
 
     def pad(self, x: Any, rows: int, cols: int) -> Any:
         """Zeros after the last two axes."""
+        return self.library.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows), (0, cols)])
 
-    def concatenate(self, parts: list[Any], axis: int) -> Any: ...
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return self.library.concatenate(parts, axis)
 
     def arange(self, n: int, like: Any) -> Any:
         """int32 0 … n - 1, wrapping around."""
+        raise NotImplementedError
 
     def integer(self, seed: Any, like: Any) -> Any:
         """An integer, or an array of one, as a 0-d int32 array, wrapping around."""
+        raise NotImplementedError
 
 
-class NumPy:
+class NumPy(Namespace):
     """NumPy arrays. Callers silence floating-point warnings: infinities are part of the arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__(np)
 
     def astype(self, x: Any, dtype: str) -> Any:
         if dtype == "bfloat16":
@@ -88,41 +102,8 @@ class NumPy:
     def constant(self, value: Any, dtype: str, like: Any) -> Any:
         return np.asarray(value, dtype)
 
-    def where(self, condition: Any, a: Any, b: Any) -> Any:
-        return np.where(condition, a, b)
-
-    def minimum(self, a: Any, b: Any) -> Any:
-        return np.minimum(a, b)
-
-    def maximum(self, a: Any, b: Any) -> Any:
-        return np.maximum(a, b)
-
-    def floor(self, x: Any) -> Any:
-        return np.floor(x)
-
-    def divide(self, a: Any, b: Any) -> Any:
-        return a / b
-
-    def max(self, x: Any, axes: tuple[int, ...]) -> Any:
-        return np.max(x, axes, keepdims=True)
-
-    def any(self, x: Any, axes: tuple[int, ...]) -> Any:
-        return np.any(x, axes, keepdims=True)
-
     def sum(self, x: Any) -> Any:
         return np.sum(x, dtype=np.float64)
-
-    def take(self, table: Any, index: Any) -> Any:
-        return np.take(table, index)
-
-    def index(self, x: Any, axis: int, index: Any) -> Any:
-        return np.take(x, index, axis)
-
-    def pad(self, x: Any, rows: int, cols: int) -> Any:
-        return np.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows), (0, cols)])
-
-    def concatenate(self, parts: list[Any], axis: int) -> Any:
-        return np.concatenate(parts, axis)
 
     def arange(self, n: int, like: Any) -> Any:
         return np.arange(n).astype(np.int32)
