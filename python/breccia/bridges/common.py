@@ -11,6 +11,7 @@ import numpy as np
 
 from breccia import frameworks
 from breccia.bridges.checks import StoredTypeError
+from breccia.formats import finfo
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, _spec
 from breccia.peers import require
 from breccia.recipe_names import resolve
@@ -255,6 +256,26 @@ def made(*arguments: Any, **options: Any) -> ScaledTensor:
         return ScaledTensor(*arguments, **options)
     except TypeError as error:
         raise StoredTypeError(str(error)) from error
+
+
+def of_blocks(weight: Array, scale: Array, recipe: ScalingRecipe, second: Array | None = None) -> ScaledTensor:
+    """A weight of MX or NVFP4: codes of 4 bits are packed, each row has a scale per block, and perhaps there is a
+    global scale."""
+    columns = weight.shape[-1] * (2 if finfo(recipe.element).bits == 4 else 1)
+    layout = PerBlockMN(1, recipe.layout.block.columns)
+    stored, scales = codes(weight, "weight"), codes(scale, "weight_scale")
+    return made(stored, scales, recipe, layout, global_scale=second, shape=(*weight.shape[:-1], columns))
+
+
+def one_number(array: Array, what: str) -> Array:
+    """A scale of a whole tensor, float32 of no axes.
+
+    Raises:
+        ValueError: there are more numbers.
+    """
+    if array.size != 1:
+        raise ValueError(f"{what} must be one number, got shape {array.shape}")
+    return float32(array).reshape(())
 
 
 def unswizzle(scale: Array, rows: int, columns: int) -> Array:

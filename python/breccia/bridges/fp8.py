@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 
-from breccia.bridges.common import SCALE_NAMES, Array, codes, group_size_of, row_blocks
+from breccia.bridges.common import SCALE_NAMES, STORED_SCALES, Array, as_numpy, codes, group_size_of, row_blocks
+from breccia.bridges.parts import Part, part
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
 
 FP8_DTYPES = {"F8_E4M3": "E4M3", "F8_E5M2": "E5M2"}
 _FP8_NAMES = {"E4M3": "float8_e4m3fn", "E5M2": "float8_e5m2"}
@@ -47,6 +49,20 @@ def fp8_stored(recipe: ScalingRecipe) -> str:
     if of_a_vendor(recipe):
         raise ValueError(f"scaled must be of E4M3 or E5M2, whose codes the format has, got {recipe.element}")
     return FP8_STORED[recipe.element]
+
+
+def fp8_parts(scaled: ScaledTensor, one: tuple[int, ...] = ()) -> dict[str, Part]:
+    """``weight`` and ``weight_scale`` of FP8 with float scales: of shape ``one`` where there is one scale, and with an
+    axis of 1 for columns, where there is one per row, as long as ``one``."""
+    scale = as_numpy(scaled.scale, "scale")
+    if scaled.layout.one_scale:
+        scale = scale.reshape(one)
+    elif scaled.layout.block == (1, 0):
+        scale = scale.reshape(*scaled.shape[:-1], *one)
+    return {
+        "weight": part(codes(scaled.data, "data"), fp8_stored(scaled.recipe)),
+        "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
+    }
 
 
 def fp8_values(raw: Array, fp8_format: str) -> Array:

@@ -24,6 +24,7 @@ from breccia.bridges.common import (
     get,
     global_scale,
     made,
+    of_blocks,
     row_blocks,
     scale_name,
 )
@@ -90,18 +91,16 @@ def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4
         return _affine(parts, raw, scales, bits)
     scale = codes(scales, "scales")
     if mode == "mxfp8":
-        return made(raw, scale, MXFP8BlockScaling(), PerBlockMN(1, 32))
-    shape = (*raw.shape[:-1], raw.shape[-1] * 2)
+        return of_blocks(raw, scale, MXFP8BlockScaling())
     if mode == "mxfp4":
-        return made(raw, scale, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
+        return of_blocks(raw, scale, MXFP4BlockScaling())
     if mode != "nvfp4":
         raise ValueError(f"mode must be 'affine', 'mxfp4', 'mxfp8' or 'nvfp4', got {mode!r}")
     second = None
     if "global_scale" in parts:  # MLX keeps the tensor's amax
         amax = np.asarray(get(parts, "global_scale", NAME), np.float32)
         second = amax.reshape(() if amax.size == 1 else (*amax.shape, 1, 1)) / np.float32(448 * 6)
-    recipe = NVFP4BlockScaling(two_level=second is not None)
-    return made(raw, scale, recipe, PerBlockMN(1, 16), global_scale=second, shape=shape)
+    return of_blocks(raw, scale, NVFP4BlockScaling(two_level=second is not None), second)
 
 
 def _mode(row_bytes: int, groups: int) -> str:

@@ -23,11 +23,12 @@ from breccia.bridges.common import (
     global_scale,
     group_size_of,
     made,
+    of_blocks,
     row_blocks,
     scale_name,
 )
 from breccia.bridges.contract import FileFormat, Place
-from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_recipe, fp8_stored
+from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, fp8_stored
 from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
@@ -94,13 +95,10 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
                 f"{NAME}: weight_scale_2 must be one number, or one per matrix of {matrices}, got shape {second.shape}"
             )
         second = second.reshape(()) if second.size == 1 else second.reshape(*matrices, 1, 1)
-        shape = (*weight.shape[:-1], weight.shape[-1] * 2)
-        recipe = NVFP4BlockScaling()
-        return made(weight, codes(scale, "weight_scale"), recipe, PerBlockMN(1, 16), global_scale=second, shape=shape)
+        return of_blocks(weight, scale, NVFP4BlockScaling(), second)
     fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
-        mx = MXFP8BlockScaling(fp8_format=fp8_format)
-        return made(codes(weight, "weight"), codes(scale, "weight_scale"), mx, PerBlockMN(1, 32))
+        return of_blocks(weight, scale, MXFP8BlockScaling(fp8_format=fp8_format))
     if kind == "int4":
         return _int4(weight, scale)
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
@@ -173,14 +171,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
         }
     if carries(recipe) and scale.dtype.itemsize > 1:
-        if scaled.layout.one_scale:
-            scale = scale.reshape(())
-        if scaled.layout.block == (1, 0) and scale.ndim == scaled.ndim:
-            scale = scale[..., 0]
-        return {
-            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
-            "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
-        }
+        return fp8_parts(scaled)
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 

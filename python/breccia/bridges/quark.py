@@ -18,18 +18,19 @@ from breccia.bridges.common import (
     as_numpy,
     check_matrix,
     codes,
-    float32,
     get,
     get_matrix,
     made,
+    of_blocks,
+    one_number,
     row_blocks,
     scale_name,
 )
 from breccia.bridges.contract import NAMED, NO, FileFormat
-from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_recipe, fp8_stored
+from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe
 from breccia.bridges.integers import int4, integer_zero_point, offset_codes
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles, word_matrix
-from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import (
@@ -128,17 +129,12 @@ def from_quark(
 
 def _packed(weight: Array, scale: Array, second: Any) -> ScaledTensor:
     """MXFP4, MXFP6 or NVFP4: which of them follows from the scales."""
-    shape = (*weight.shape[:-1], weight.shape[-1] * 2)
     if second is not None:
-        one = float32(as_numpy(second, "weight_scale_2"))
-        if one.size != 1:
-            raise ValueError(f"{NAME}: weight_scale_2 must be one number, got shape {one.shape}")
-        recipe, layout = NVFP4BlockScaling(), PerBlockMN(1, 16)
-        return made(weight, codes(scale, "weight_scale"), recipe, layout, global_scale=one.reshape(()), shape=shape)
-    layout = PerBlockMN(1, 32)
+        one = one_number(as_numpy(second, "weight_scale_2"), f"{NAME}: weight_scale_2")
+        return of_blocks(weight, scale, NVFP4BlockScaling(), one)
     if scale.ndim and weight.shape[-1] * 4 == scale.shape[-1] * 96:
-        return made(sixes.unpack(weight), codes(scale, "weight_scale"), MXFP6BlockScaling(), layout)
-    return made(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), layout, shape=shape)
+        return of_blocks(sixes.unpack(weight), scale, MXFP6BlockScaling())
+    return of_blocks(weight, scale, MXFP4BlockScaling())
 
 
 def _from_words(words: Array, argument: str, pack_method: str) -> Array:
@@ -178,12 +174,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     if not carries(recipe):
         raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
     if not isinstance(recipe, INT4Scaling):
-        scale = scale.reshape(()) if scaled.layout.one_scale else scale
-        scale = scale.reshape(scale.shape[: scaled.ndim - 1]) if scaled.layout.block == (1, 0) else scale
-        return {
-            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
-            "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
-        }
+        return fp8_parts(scaled)
     check_matrix(scaled, NAME)
     rows, columns = scaled.shape
     groups = scale.shape[-1]

@@ -128,15 +128,14 @@ def _mxfp4(kernel: Any, layer: Any) -> Any:
 
 
 def _mxfp6(kernel: Any, layer: Any) -> Any:
-    from breccia.bridges.common import codes, made
-    from breccia.layouts import PerBlockMN
+    from breccia.bridges.common import codes, of_blocks
     from breccia.recipes import MXFP6BlockScaling
     from breccia.value import sixes
 
     # Quark packs four codes in three bytes as compressed-tensors does.
     data = sixes.unpack(codes(layer.weight.data, "weight"))
     recipe = MXFP6BlockScaling(fp6_format=_fp6_format(kernel.config))
-    return made(data, codes(layer.weight_scale.data, "weight_scale"), recipe, PerBlockMN(1, 32))
+    return of_blocks(data, layer.weight_scale.data, recipe)
 
 
 def _fp6_format(config: Any) -> str:

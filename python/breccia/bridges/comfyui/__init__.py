@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.comfyui.unmarked import decided, in_tiles, may_be_tiles
-from breccia.bridges.common import Array, as_numpy, codes, get, global_scale, made, swizzle, unswizzle
+from breccia.bridges.common import (
+    Array,
+    as_numpy,
+    codes,
+    get,
+    global_scale,
+    made,
+    of_blocks,
+    one_number,
+    swizzle,
+    unswizzle,
+)
 from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_stored
 from breccia.bridges.packing import packed_codes
@@ -84,17 +95,12 @@ def from_comfyui(parts: Mapping[str, Any], kind: str | None = None, tiles: bool 
     if tiles is None:
         tiles = _decided(scale, kind)
     if kind == "nvfp4":
-        shape = (weight.shape[0], weight.shape[1] * 2)
-        second = np.asarray(get(parts, "weight_scale_2", NAME), np.float32)
-        if second.size != 1:
-            raise ValueError(f"{NAME}: weight_scale_2 must be one number, got shape {second.shape}")
-        blocks = _untiled(scale, shape[0], shape[1] // 16) if tiles else codes(scale, "weight_scale")
-        data = _swapped(data) if tiles else data
-        return made(data, blocks, RECIPES["nvfp4"], PerBlockMN(1, 16), global_scale=second.reshape(()), shape=shape)
+        second = one_number(get(parts, "weight_scale_2", NAME), f"{NAME}: weight_scale_2")
+        blocks = _untiled(scale, weight.shape[0], weight.shape[1] // 8) if tiles else scale
+        return of_blocks(_swapped(data) if tiles else data, blocks, RECIPES["nvfp4"], second)
     if kind == "mxfp8":
         columns = -(-weight.shape[1] // 32)
-        blocks = _untiled(scale, weight.shape[0], columns) if tiles else codes(scale, "weight_scale")
-        return made(data, blocks, RECIPES["mxfp8"], PerBlockMN(1, 32))
+        return of_blocks(data, _untiled(scale, weight.shape[0], columns) if tiles else scale, RECIPES["mxfp8"])
     scale = scale.astype(np.float32)
     if kind == "int8_tensorwise":
         rows = (weight.shape[0], 1)

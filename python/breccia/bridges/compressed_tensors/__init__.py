@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes, get, global_scale, made
+from breccia.bridges.common import Array, as_numpy, codes, get, global_scale, made, of_blocks, one_number
 from breccia.bridges.compressed_tensors import headers as _headers
 from breccia.bridges.compressed_tensors.integers import (
     NAME,
@@ -25,12 +25,11 @@ from breccia.bridges.compressed_tensors.integers import (
 )
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.fnuz import fnuz_values
-from breccia.bridges.fp8 import fp8_format_of, fp8_recipe, fp8_stored
+from breccia.bridges.fp8 import fp8_format_of, fp8_parts, fp8_recipe, fp8_stored
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import packed_codes, packed_sixes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
-from breccia.layouts import PerBlockMN
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -90,30 +89,15 @@ def from_compressed_tensors(
     kind = kind or _kind(weight, scale, packed)
     if kind == "nvfp4":
         second = get(parts, "weight_global_scale", NAME) if "weight_global_scale" in parts else None
-        if second is not None and second.size != 1:
-            raise ValueError(f"{NAME}: weight_global_scale must be one number, got shape {second.shape}")
-        return made(
-            codes(weight, "weight_packed"),
-            codes(scale, "weight_scale"),
-            _headers.nvfp4_recipe(second is not None),
-            PerBlockMN(1, 16),
-            global_scale=None if second is None else np.asarray(second, np.float32).reshape(()),
-            shape=(*weight.shape[:-1], weight.shape[-1] * 2),
-        )
+        one = None if second is None else one_number(second, f"{NAME}: weight_global_scale")
+        return of_blocks(weight, scale, _headers.nvfp4_recipe(one is not None), one)
     if kind == "mxfp4":
-        shape = (*weight.shape[:-1], weight.shape[-1] * 2)
-        return made(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
+        return of_blocks(weight, scale, MXFP4BlockScaling())
     if kind == "mxfp6":
-        return made(
-            sixes.unpack(codes(weight, "weight_packed")),
-            codes(scale, "weight_scale"),
-            MXFP6BlockScaling(),
-            PerBlockMN(1, 32),
-        )
+        return of_blocks(sixes.unpack(codes(weight, "weight_packed")), scale, MXFP6BlockScaling())
     fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
-        recipe = MXFP8BlockScaling(fp8_format=fp8_format)
-        return made(codes(weight, "weight"), codes(scale, "weight_scale"), recipe, PerBlockMN(1, 32))
+        return of_blocks(weight, scale, MXFP8BlockScaling(fp8_format=fp8_format))
     if kind in ("int2", "int3", "int4", "int8-packed"):
         return packed_integers(parts, weight, scale, int(kind[3]), symmetric)
     if kind == "int8":
@@ -184,14 +168,7 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     if isinstance(recipe, INT8Scaling):
         return pack_int8(scaled, scale) if packed else store_int8(scaled, scale)
     if isinstance(recipe, (DelayedScaling, Float8CurrentScaling, Float8BlockScaling)) and scale.dtype.itemsize > 1:
-        if scaled.layout.one_scale:
-            scale = scale.reshape(1)
-        if scaled.layout.block == (1, 0) and scale.ndim < scaled.ndim:
-            scale = scale[..., None]
-        return {
-            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
-            "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
-        }
+        return fp8_parts(scaled, (1,))
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 

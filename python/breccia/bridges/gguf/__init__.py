@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import Array, as_numpy, codes, float32, get, made
+from breccia.bridges.common import Array, as_numpy, codes, float32, get, made, of_blocks
 from breccia.bridges.common import global_scale as one_global_scale
 from breccia.bridges.contract import FileFormat, Kind, Place, stored_name
 from breccia.bridges.gguf.blocks import MAKE, TYPES, blocks_of, flat, half, q4_1, split_to_pairs
@@ -27,7 +27,7 @@ from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import NVFP4_INPUTS, InputScale
-from breccia.layouts import PerBlockK, PerBlockMN
+from breccia.layouts import PerBlockK
 from breccia.peers import require
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -97,20 +97,14 @@ def from_gguf(raw: Any, kind: str, global_scale: Any = None) -> ScaledTensor | O
         case "MXFP4":
             data = flat(split_to_pairs(blocks[..., 1:]))
             scale = np.ascontiguousarray(blocks[..., 0])
-            return made(data, scale, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
+            return of_blocks(data, scale, MXFP4BlockScaling())
         case "NVFP4":
             groups = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
             data = flat(flat(split_to_pairs(groups)))
             second = None if global_scale is None else np.asarray(as_numpy(global_scale, "global_scale"), np.float32)
             second = second.reshape(()) if second is not None and second.size == 1 else second
-            return made(
-                data,
-                flat(np.ascontiguousarray(blocks[..., :4])),
-                NVFP4BlockScaling(two_level=second is not None),
-                PerBlockMN(1, 16),
-                global_scale=second,
-                shape=shape,
-            )
+            scale = flat(np.ascontiguousarray(blocks[..., :4]))
+            return of_blocks(data, scale, NVFP4BlockScaling(two_level=second is not None), second)
     raise ValueError(f"kind must be Q8_0, Q4_0, Q4_1, MXFP4 or NVFP4, got {kind}: use dequantize_gguf for its values")
 
 

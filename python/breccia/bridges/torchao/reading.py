@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.checks import StoredTypeError, flag, numbers, shown
-from breccia.bridges.common import Array, as_numpy, codes, get, made, row_blocks, scale_name, unswizzle
+from breccia.bridges.common import Array, as_numpy, codes, get, made, of_blocks, row_blocks, scale_name, unswizzle
 from breccia.bridges.fp8 import fp8_format_of, fp8_recipe
 from breccia.bridges.outside import OutsideTensor
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
@@ -84,14 +84,8 @@ def from_parts(kind: str, parts: Mapping[str, Any], attributes: Mapping[str, Any
             shape = (*qdata.shape[:-1], qdata.shape[-1] * 2)
             second = parts.get("per_tensor_scale")
             second = None if second is None else np.asarray(as_numpy(second, "per_tensor_scale"), np.float32)
-            return made(
-                codes(qdata, "qdata"),
-                _rows(codes(scale, "scale"), shape, 16, _swizzled(attributes)),
-                NVFP4BlockScaling(two_level=second is not None),
-                PerBlockMN(1, 16),
-                global_scale=second,
-                shape=shape,
-            )
+            rows = _rows(codes(scale, "scale"), shape, 16, _swizzled(attributes))
+            return of_blocks(codes(qdata, "qdata"), rows, NVFP4BlockScaling(two_level=second is not None), second)
     raise AssertionError(kind)
 
 
@@ -187,5 +181,4 @@ def _mx(qdata: Array, scale: Array, attributes: Mapping[str, Any]) -> ScaledTens
             raise StoredTypeError(f"tensor has elem_dtype {element}, which must be an FP8, FP6 or FP4 type")
     if attributes.get("block_size", 32) != 32:
         raise ValueError(f"{NAME}: block_size must be 32, got {shown(attributes['block_size'])}")
-    rows = _rows(codes(scale, "scale"), shape, 32, _swizzled(attributes))
-    return made(codes(qdata, "qdata"), rows, recipe, PerBlockMN(1, 32), shape=shape)
+    return of_blocks(codes(qdata, "qdata"), _rows(codes(scale, "scale"), shape, 32, _swizzled(attributes)), recipe)
