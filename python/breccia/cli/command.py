@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from breccia._version import __version__
-from breccia.cli import conversion, convert_commands, plan_bits, text_commands
+from breccia.cli import convert_commands, plan_bits, text_commands
 from breccia.cli.arguments import Parser, add_common, add_device, count, json_last, number, part, progress_of, whole
 from breccia.cli.errors import Terminated, said, terminable
 from breccia.cli.printing import show, show_json
@@ -202,7 +202,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     calibrate = _command(
         commands,
         "calibrate",
-        _calibrate,
+        _shown(text_commands.calibrate),
         "measure on text what goes into a model's linear layers",
         "breccia calibrate model/ --text a.txt b.txt --out moments.safetensors",
         "breccia calibrate model/ --text a.txt --memory 8GiB --out m.safetensors",
@@ -211,7 +211,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     planned = _command(
         commands,
         "plan-bits",
-        _plan_bits,
+        _shown(plan_bits.plan_bits),
         "choose a format for each layer, by moments, at so many bits a weight",
         "breccia plan-bits model/ --moments m.safetensors --bits 4.8 --out plan.toml",
     )
@@ -219,7 +219,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     evaluate = _command(
         commands,
         "evaluate",
-        _evaluate,
+        _shown(text_commands.evaluate),
         "perplexity, divergence and same top tokens of a checkpoint, on text",
         "breccia evaluate model/ model-nvfp4/ --text held-out.txt --tokens 8192",
     )
@@ -228,7 +228,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     plot = _command(
         commands,
         "plot",
-        _plot,
+        _shown(_plot),
         "draw scales and errors of every quantized tensor",
         "breccia plot model-nvfp4/ --reference model/ --out worst.png --top 40",
     )
@@ -242,7 +242,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     add_common(plot, force="replace the picture that is there")
 
-    _command(commands, "doctor", _doctor, "what runs here, and what to install for the rest")
+    _command(commands, "doctor", _shown(_doctor), "what runs here, and what to install for the rest")
 
     demo = _command(commands, "demo", _demo, "what every recipe costs and keeps on real weights")
     if with_demo:  # its module is imported only then
@@ -322,22 +322,15 @@ def _verify(args: argparse.Namespace) -> int:
     return 0 if report["ok"] else 1
 
 
-def _calibrate(args: argparse.Namespace) -> int:
-    report, done = text_commands.calibrate(args)
-    show(args, report, "\n".join([*conversion.notes(report), *done]))
-    return 0
+def _shown(run: Callable[[argparse.Namespace], tuple[Any, list[str]]]) -> Callable[[argparse.Namespace], int]:
+    """A command that prints the report, or the lines, that a function gives."""
 
+    def command(args: argparse.Namespace) -> int:
+        report, lines = run(args)
+        show(args, report, "\n".join(lines))
+        return 0
 
-def _plan_bits(args: argparse.Namespace) -> int:
-    report, lines = plan_bits.plan_bits(args)
-    show(args, report, "\n".join(lines))
-    return 0
-
-
-def _evaluate(args: argparse.Namespace) -> int:
-    report, lines = text_commands.evaluate(args)
-    show(args, report, "\n".join(lines))
-    return 0
+    return command
 
 
 def _complete(args: argparse.Namespace) -> int:
@@ -350,7 +343,7 @@ def _complete(args: argparse.Namespace) -> int:
     return 0 if report["ok"] else 1
 
 
-def _plot(args: argparse.Namespace) -> int:
+def _plot(args: argparse.Namespace) -> tuple[Any, list[str]]:
     from breccia.checkpoint.judging.plot import MOST_ROWS, in_words, plot
 
     rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=progress_of(args))
@@ -358,16 +351,14 @@ def _plot(args: argparse.Namespace) -> int:
     of = "" if drawn == len(rows) else f" of {len(rows):,}"
     found = in_words(rows)
     lines = [f"{args.out}: {drawn:,}{of} tensors", *(wrapped(found) if found else [])]
-    show(args, {"out": args.out, "found": found, "tensors": rows}, "\n".join(lines))
-    return 0
+    return {"out": args.out, "found": found, "tensors": rows}, lines
 
 
-def _doctor(args: argparse.Namespace) -> int:
+def _doctor(args: argparse.Namespace) -> tuple[Any, list[str]]:
     from breccia.checkpoint.judging.doctor import doctor, render
 
     report = doctor()
-    show(args, report, render(report))
-    return 0
+    return report, [render(report)]
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 from breccia.cli.arguments import add_common, count, progress_of, size
-from breccia.cli.conversion import amount, next_step
+from breccia.cli.conversion import amount, next_step, notes
 from breccia.cli.terminal import after
 from breccia.peers import require
 
@@ -56,7 +56,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
 
 
 def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Run ``breccia calibrate``: its report, and the lines that end what it prints."""
+    """Run ``breccia calibrate``: its report, and the lines that it prints."""
     require("transformers", "transformers")
     require("torch", "transformers")
     from breccia.calibration.folder import calibrate_folder
@@ -67,7 +67,8 @@ def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     inputs = ", ".join(f"{number} {level}" for level, number in report["inputs"].items() if number)
     done = f"{report['layers']} layers, inputs {inputs}, {report['tokens']:,} tokens, {amount(report['bytes'])}"
     step = "breccia convert {model} OUT --to FORMAT --moments {out} --method gptq"
-    return report, [*after(f"{report['out']}:", done), *next_step(step, model=args.model, out=report["out"])]
+    then = next_step(step, model=args.model, out=report["out"])
+    return report, [*notes(report), *after(f"{report['out']}:", done), *then]
 
 
 def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
