@@ -3,6 +3,7 @@ import gc
 import os
 import zlib
 
+import flushes  # noqa: F401 (takes their place)
 import hypothesis
 import pytest
 import required_peers

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flushes  # noqa: F401 (a kill takes nothing from what the system has)
 from breccia.checkpoint import convert
 from breccia.checkpoint.files import disk
 

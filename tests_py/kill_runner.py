@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import flushes  # noqa: F401 (a kill takes nothing from what the system has)
 from breccia.checkpoint import convert
 from fault_runner import tree
 
