@@ -206,7 +206,7 @@ def _check(options: dict[str, Any]) -> None:
         value = given[name]
         if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
             raise TypeError(f"{name} must be a number, got {value!r}")
-        if not 0 <= value < most:
+        if not 0 <= float(value) < most:
             raise ValueError(f"{name} must be at least 0 and less than {most}, got {value}")
     if options["states"] not in _STATES:
         raise ValueError(f"states must be one of {', '.join(_STATES)}, got {options['states']!r}")
