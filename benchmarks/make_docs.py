@@ -64,6 +64,7 @@ TABLES = {
     "training, draw": training.draw,
     "training, classify": training.classify,
     "lora step": training.lora_step,
+    "lora gpu": training.lora_gpu,
     "lora merge": training.lora_merge,
     "stages": stages.stages,
     "kernels": kernels.rules,

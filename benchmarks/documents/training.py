@@ -7,7 +7,7 @@ import math
 import statistics
 from typing import Any
 
-from documents.markdown import load, table
+from documents.markdown import load, measured, table
 
 NAMES = {
     ("fp32", 0): "fp32",
@@ -71,6 +71,10 @@ def lora_table(results: dict[str, Any]) -> str:
     ]
     head = ["base", "computed in", "bits of a weight", "a step", "times bitsandbytes' speed", "memory above the rest"]
     return table(head, rows, "llrrrr")
+
+
+def lora_gpu() -> str:
+    return lora_gpu_table(load("lora_gpu")) + measured("lora_gpu")
 
 
 def lora_gpu_table(results: dict[str, Any]) -> str:
