@@ -393,6 +393,16 @@ def test_a_gradient_of_gradients_is_right_or_refused():
         assert (found - wanted).norm() < (1e-6 if gradients is None else 1e-2) * wanted.norm()
 
 
+def test_infinite_gradients_saturate_and_nan_stays():
+    """As docs/training.md says; the bias has both."""
+    for number, finite in ((float("inf"), True), (float("nan"), False)):
+        layer, x, grad = ScaledLinear(K, N), inputs(), upstream()
+        grad[0, 1, 2] = number
+        layer(x).backward(grad)
+        assert x.grad.isfinite().all() == layer.weight.grad.isfinite().all() == finite
+        assert not layer.bias.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(("wrong", "message"), [
     (np.ones((2, K), np.float32), "input must be a torch tensor, got ndarray"),
     (torch.ones(2, K, dtype=torch.int32), "input must be of a float dtype, got torch.int32"),
