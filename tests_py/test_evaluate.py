@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints judged on text and by moments: `evaluate`, `verify --moments` and the command `calibrate`."""
 
+import errno
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -113,6 +115,18 @@ def test_a_few_logits_bound_the_divergence_from_below(llama, tmp_path):
     values = [mean["value"] for mean in means]
     assert 0 < values[0] < values[1] < values[2] <= values[3] * (1 + 1e-6)
     assert values[2] == pytest.approx(values[3], rel=1e-3)
+
+
+def test_a_full_disk_is_an_error_before_a_model_runs(llama, tmp_path, monkeypatch):
+    """And no signal at a page of the mapped file, which ends the process and leaves the folder."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"cannot reserve space for .*log_probabilities: .*, 501,760 bytes: .* --scratch"):
+        breccia.evaluation.evaluate(llama / "model", llama / "model", texts(llama), length=50, folder=tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_bad_input_is_named(llama, tmp_path):

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from breccia.checkpoint.files import disk
 from breccia.checkpoint.progress import Progress
 
 __all__ = ["Predictions", "compared", "kept"]
@@ -37,8 +40,8 @@ class Predictions:
         self.vocabulary, self.top_k = vocabulary, None if top_k is None or top_k >= vocabulary else top_k
         self.loss, self.top = np.zeros(shape), np.zeros(shape, np.int64)
         wide = (*shape, self.top_k or vocabulary)
-        self._values = np.memmap(folder / "log_probabilities", np.float32, "w+", shape=wide)
-        self._tokens = None if self.top_k is None else np.memmap(folder / "tokens", np.int32, "w+", shape=wide)
+        self._values = _mapped(folder / "log_probabilities", np.float32, wide)
+        self._tokens = None if self.top_k is None else _mapped(folder / "tokens", np.int32, wide)
 
     def put(self, number: int, row: np.ndarray[Any, Any], logp: torch.Tensor) -> None:
         """Keep those of one row of tokens."""
@@ -64,6 +67,20 @@ class Predictions:
             found.append(torch.where(p > 0, p * (ours - theirs), 0.0).sum(-1))
         divergences: np.ndarray[Any, Any] = torch.cat(found).numpy()
         return divergences
+
+
+def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """An array in a file whose space is reserved: a page that finds none when it is written to ends the process."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    fd = disk.create(path)
+    try:
+        disk.reserve(fd, size, path)
+    except OSError as error:
+        less = f"{size:,} bytes: folder= or --scratch names another place, top_k= or --top-k takes fewer"
+        raise OSError(error.errno, f"{error.strerror}, {less}") from None
+    finally:
+        os.close(fd)
+    return np.memmap(path, dtype, "r+", shape=shape)
 
 
 def _rest(logp: torch.Tensor) -> torch.Tensor:
