@@ -403,6 +403,17 @@ def test_infinite_gradients_saturate_and_nan_stays():
         assert not layer.bias.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("activations", [None, "fp8-row"])
+def test_without_memory(activations):
+    """On torch's meta device, which has no autocast: shapes and dtypes alone, as tools that count memory ask for."""
+    for layer in (layer_of(breccia.NVFP4BlockScaling(), activations).to("meta"), ScaledLinear(K, N, device="meta")):
+        x = inputs(torch.bfloat16).detach().to("meta").requires_grad_()
+        y = layer(x)
+        assert (y.shape, y.dtype, y.device.type) == ((3, 5, N), torch.bfloat16, "meta")
+        y.sum().backward()
+        assert x.grad.shape == x.shape
+
+
 @pytest.mark.parametrize(("wrong", "message"), [
     (np.ones((2, K), np.float32), "input must be a torch tensor, got ndarray"),
     (torch.ones(2, K, dtype=torch.int32), "input must be of a float dtype, got torch.int32"),
