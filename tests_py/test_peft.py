@@ -295,6 +295,21 @@ def test_modules_to_save_and_files(tmp_path):
     assert torch.equal(again(x()), model(x()))
 
 
+def test_packed_codes_stay_packed():
+    """Merged, and merged and taken out again; values are those of codes of a byte each."""
+    merged = []
+    for hold in (lambda model: model, breccia.nn.pack_):
+        model = adapted(hold(base("mxfp6")))
+        layer = model.base_model.model.first.base_layer
+        nbytes, before = layer.weight.nbytes, layer.weight
+        model.merge_adapter()
+        assert layer.weight.nbytes == nbytes
+        merged.append(model(x()))
+        model.unmerge_adapter()
+        assert layer.weight == before and layer.weight.nbytes == nbytes
+    assert torch.equal(*merged)
+
+
 def test_modules_to_save_of_codes_are_refused():
     """Their copy would not learn: a head that was quantized with the rest, or a block around such."""
     model = torch.nn.ModuleDict({"block": base(), "1": breccia.quantize(torch.nn.Linear(8, 64), "fp8")})

@@ -43,6 +43,7 @@ from breccia.nn import QuantizedLinear  # noqa: E402
 from breccia.recipes import choices, global_divides  # noqa: E402
 from breccia.scaled_tensor import ScaledTensor, as_array_is  # noqa: E402
 from breccia.value.form import Form  # noqa: E402
+from breccia.verbs.packed import PackedWeight, pack  # noqa: E402
 
 __all__ = ["Merged", "Merging", "QuantizedLora", "merging", "prepare_model_for_kbit_training", "register"]
 
@@ -275,7 +276,7 @@ class QuantizedLora(Linear):  # type: ignore[misc]
             made = _fed_back(values, codes, made, rows, (seed or 0) + number)
         _say(report, names, old, verbs.dequantize(made), values - old)
         self._base_codes = codes
-        base.put_weight_(made)
+        base.put_weight_(pack(made) if isinstance(codes, PackedWeight) else made)
         if bias is not None:
             base.bias.data = bias.to(self._base_bias.dtype)
         self.merged_adapters[:] = names
