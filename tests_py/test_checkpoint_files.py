@@ -259,3 +259,22 @@ def test_what_the_library_of_the_format_does_not_read_without_torch(dtype: str, 
     ):
         file.get_tensor("w")
     assert SafetensorsFile(path)["w"].tobytes() == bytes(range(size))
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_what_was_closed_says_so(framework: str, tmp_path: Path) -> None:
+    """A descriptor of -1 would be of memory that is all zeros."""
+    pytest.importorskip(framework)
+    breccia.save(
+        {"w": breccia.cast(np.ones((4, 32), np.float32), "mxfp8"), "b": np.ones(4)}, tmp_path / "f.safetensors"
+    )
+    with breccia.open(tmp_path / "f.safetensors", framework) as opened:
+        assert opened["w"].shape == (4, 32)
+    for read in (lambda: opened["w"], lambda: opened["b"], lambda: list(opened)):
+        with pytest.raises(ValueError, match=r"f\.safetensors: must be open to be read, it was closed"):
+            read()
+    file = SafetensorsFile(tmp_path / "f.safetensors")
+    file.close()
+    for read in (lambda: file["b"], lambda: file.file.private(0, 8), lambda: file.file.read(0, 8)):
+        with pytest.raises(ValueError, match="must be open to be read, it was closed"):
+            read()

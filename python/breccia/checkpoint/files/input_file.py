@@ -65,11 +65,17 @@ class InputFile:
                 self._fill(view, start)
             yield memory
 
+    def _opened(self) -> int:
+        """Its descriptor. One of -1 would be of memory that is all zeros to mmap."""
+        if self._fd < 0:
+            raise ValueError(f"{self.path}: must be open to be read, it was closed")
+        return self._fd
+
     def _fill(self, view: memoryview, start: int) -> None:
         at, stop = start, start + len(view)
         while at < stop:
             try:
-                got = os.preadv(self._fd, [view[at - start : at - start + _MOST]], at)
+                got = os.preadv(self._opened(), [view[at - start : at - start + _MOST]], at)
             except OSError as error:
                 raise OSError(error.errno, f"cannot read {self.path}: {os.strerror(error.errno or 0)}") from None
             if not got:
@@ -81,7 +87,7 @@ class InputFile:
         if start == stop:
             return np.empty(0, np.uint8)
         if self._map is None:
-            self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+            self._map = mmap.mmap(self._opened(), 0, access=mmap.ACCESS_READ)
         return np.frombuffer(self._map, np.uint8, stop - start, start)
 
     def private(self, start: int, stop: int) -> Array:
@@ -89,7 +95,7 @@ class InputFile:
         if start == stop:
             return np.empty(0, np.uint8)
         begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        private = mmap.mmap(self._fd, stop - begin, access=mmap.ACCESS_COPY, offset=begin)
+        private = mmap.mmap(self._opened(), stop - begin, access=mmap.ACCESS_COPY, offset=begin)
         return np.frombuffer(private, np.uint8, stop - start, start - begin)
 
     def release(self, start: int, stop: int) -> None:
@@ -102,7 +108,7 @@ class InputFile:
 
     def check_unchanged(self) -> None:
         """Raise ValueError where the file, or what its name leads to, is not what was opened."""
-        if {disk.stamp_of(os.fstat(self._fd)), disk.stamp_of(os.stat(self.path))} != {self.stamp}:
+        if {disk.stamp_of(os.fstat(self._opened())), disk.stamp_of(os.stat(self.path))} != {self.stamp}:
             raise ValueError(f"{self.path}: must not change while it is read, it did")
 
     def close(self) -> None:
@@ -113,6 +119,7 @@ class InputFile:
         if self._map is not None:
             with contextlib.suppress(BufferError):
                 self._map.close()
+                self._map = None
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
