@@ -337,7 +337,7 @@ def test_scripts_know_what_the_change_touches(capsys: Any, monkeypatch: Any) -> 
 
 
 def write_tests(folder: Path) -> None:
-    for name in ("conftest", "required_peers"):
+    for name in ("conftest", "flushes", "required_peers"):
         shutil.copy(ROOT / f"tests_py/{name}.py", folder)
     (folder / "test_many.py").write_text(MANY)
 
