@@ -28,10 +28,23 @@ temporary=
 clean_up() { rm -rf "$stage_times" "${temporary:-$stage_times}"; }
 trap clean_up EXIT
 
-# stage NAME COMMAND...: runs it, prints and remembers how long it took and whether it failed, and goes on.
+# Sets processor_time: seconds of what this shell has waited for. (In a substitution it would be another shell.)
+get_processor_time() {
+    local said
+    said=$(mktemp)
+    times >"$said"
+    processor_time=$(awk 'NR == 2 { split($1, of_user, /[ms]/); split($2, of_system, /[ms]/)
+        print int((of_user[1] + of_system[1]) * 60 + of_user[2] + of_system[2]) }' "$said")
+    rm -f "$said"
+}
+
+# stage NAME COMMAND...: runs it, prints and remembers how long it took, of how much processor time (less than $jobs
+# times as much leaves some idle) and whether it failed, and goes on.
 stage() {
-    local name=$1 start=$SECONDS outcome=ok inner
+    local name=$1 start=$SECONDS outcome=ok inner before
     shift
+    get_processor_time
+    before=$processor_time
     inner=$(mktemp)
     temporary=$(mktemp -d "${TMPDIR:-/tmp}/ci-XXXXXX")
     printf '\n=== %s\n' "$name"
@@ -49,7 +62,9 @@ stage() {
         outcome="FAILED ($stage_status)"
         failed_stages=$((failed_stages + 1))
     fi
-    printf '%-30s %5d s  %s\n' "$name" $((SECONDS - start)) "$outcome" >>"$stage_times"
+    get_processor_time
+    printf '%-30s %5d s %6d s  %s\n' "$name" $((SECONDS - start)) $((processor_time - before)) "$outcome" \
+        >>"$stage_times"
     sed 's/^/  /' "$inner" >>"$stage_times"
     rm -rf "$inner" "$temporary"
 }
@@ -62,9 +77,10 @@ required_stage() {
 
 # Prints the table and exits, non-zero when a stage failed.
 summary() {
-    printf '\n=== summary\n'
+    printf '\n=== summary: seconds, and those of processors\n'
     cat "$stage_times"
-    printf '%-30s %5d s\n' total "$SECONDS"
+    get_processor_time
+    printf '%-30s %5d s %6d s\n' total "$SECONDS" "$processor_time"
     [[ -z $outer_times ]] || cat "$stage_times" >>"$outer_times"
     exit $((failed_stages > 0))
 }

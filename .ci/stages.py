@@ -53,7 +53,7 @@ class Stage:
         in_turn: whether it has a turn where no path of its is touched; else it runs with `--all` alone.
         holds: the name of a stage that is part of this one, and not run beside it.
         whole: what the command is given with `--all`, where it runs a part of its cases without.
-        one_processor: whether it leaves the others idle, so that the next stage runs beside it.
+        one_processor: whether it leaves the others idle for much of its time, so that the next stage runs beside it.
         leaves: folders that it makes, or patterns of their names, which `.ci/run` deletes when it has passed: the disk
             of a small machine does not hold what all stages build. No later stage reads them, and the compiler's cache
             has their objects.
@@ -143,6 +143,7 @@ STAGES = (
             "tests_cpp/consumer/",
             "docs/cpp.md",
         ),
+        one_processor=True,
         leaves=("build/examples",),
     ),
     Stage(
@@ -174,6 +175,7 @@ STAGES = (
         "bytes of the GPU kernels in Triton's interpreter; that for Hopper they compile and do not spill",
         ("python/breccia/kernels/", "python/breccia/device.py", "tests_py/gpu/"),
         whole="--whole",
+        one_processor=True,
         leaves=("build/triton",),
     ),
     Stage(
@@ -200,6 +202,7 @@ STAGES = (
             "tests_cpp/test_codecs.cpp",
             ".ci/float4_e1m2.patch",
         ),
+        one_processor=True,
         leaves=("build/add_format",),
     ),
     Stage(

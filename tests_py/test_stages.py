@@ -194,6 +194,7 @@ def test_a_run_deletes_what_its_stages_leave(tmp_path: Path) -> None:
     assert run.returncode == 1, run.stdout + run.stderr
     assert re.search(r"^free disk space: \d+ GiB here, \d+ GiB in ", run.stdout), run.stdout
     assert run.stdout.count("of-a-test") == len(plan)
+    assert re.search(r"^fails +\d+ s +\d+ s  FAILED \(1\)$", run.stdout, re.MULTILINE), run.stdout
     assert sorted(path.name for path in (there / "build").iterdir()) == ["fails", "fails-objects"]
     assert not list(temporary.iterdir())
 
