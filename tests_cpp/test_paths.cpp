@@ -157,6 +157,82 @@ TEST_P(Paths, Int8ActivationsAreRightByEveryPath) {
     EXPECT_EQ(used["in_place_integer"] > 0, has_integers);
 }
 
+// Sums of integers are exact, and every kernel rounds the units in the same order: tiles return the bits that dot
+// products do, of any number of activations and rows, units that are a whole row, several blocks or a part of one.
+TEST(IntegerTiles, HaveTheBitsOfDotProducts) {
+    const std::vector<std::string> supported = cpu_info().supported;
+    if (std::ranges::count(supported, "amx") == 0) GTEST_SKIP() << "this machine or build has no tiles";
+    const auto int8 = [](std::int64_t group) { return make_recipe("INT8Scaling", {{"group_size", group}}); };
+    const auto int4 = [](std::int64_t group) { return make_recipe("INT4Scaling", {{"group_size", group}}); };
+    const Recipe of_w[] = {make_recipe("INT8Scaling"),
+                           int8(64),
+                           int8(192),
+                           int8(256),
+                           int4(64),
+                           make_recipe("INT4Scaling"),
+                           make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}})};
+    const Recipe of_x[] = {make_recipe("INT8Scaling"), int8(64), int8(192), int8(256)};
+    Sample cases;
+    int compared = 0;
+    for (const std::int64_t depth : {std::int64_t{100}, std::int64_t{768}, std::int64_t{2304}, std::int64_t{17'152}})
+        for (const Recipe& recipe : of_w)
+            for (const Recipe& recipe_x : of_x)
+                for (const std::int64_t m : {1, 16, 17, 33, 65})
+                    for (const std::int64_t rows :
+                         {std::int64_t{5}, std::int64_t{16}, std::int64_t{39}, std::int64_t{300}}) {
+                        const auto fits = [&](const Recipe& of) {
+                            return of.layout.kind == LayoutKind::per_channel || depth % of.layout.block_n == 0;
+                        };
+                        if (!fits(recipe) || !fits(recipe_x) || (depth > 4096 && (m > 17 || rows != 39))) continue;
+                        if (rows == 300 && (depth != 768 || m != 33)) continue;
+                        if (!cases.takes()) continue;
+                        std::vector<float> values = heavy_tailed(rows, depth, 1, 1), x = heavy_tailed(m, depth, 2, 1);
+                        const ScaledTensor scaled = cast(array_of(values, {rows, depth}), recipe),
+                                           w = scaled.transposed();
+                        const ScaledTensor a = cast(array_of(x, {m, depth}), recipe_x);
+                        auto* codes = static_cast<std::int8_t*>(a.data().data);
+                        for (std::int64_t i = 0; i < m * depth; i += 7) codes[i] = i % 3 == 0 ? -128 : 127;
+                        const Array by_tiles = Array::allocate(DType::float32, {m, rows}),
+                                    by_dots = Array::allocate(DType::float32, {m, rows});
+                        {
+                            const BackendScope scope("amx");
+                            if (!multiply_by("panels_integer", a, w, by_tiles)) continue;
+                        }
+                        const BackendScope scope("avx512_bf16");
+                        ASSERT_TRUE(multiply_by("panels_integer", a, w, by_dots));
+                        ASSERT_EQ(to_vector(by_tiles), to_vector(by_dots))
+                            << describe(recipe) << " by " << describe(recipe_x) << ", M = " << m << ", N = " << rows
+                            << ", K = " << depth;
+                        ++compared;
+                    }
+    EXPECT_GT(compared, 0);
+}
+
+// The table of amx sends to tiles of integers what they are quicker at: many activations by blocks of a multiple of 64,
+// and leaves shorter blocks to tiles of bfloat16.
+TEST(IntegerTiles, TakeLongBlocks) {
+    const std::vector<std::string> supported = cpu_info().supported;
+    if (std::ranges::count(supported, "amx") == 0) GTEST_SKIP() << "this machine or build has no tiles";
+    const BackendScope scope("amx");
+    if (!kernels().matmul.bf16->integer_tiles->supported()) GTEST_SKIP() << "this machine has no tiles of integers";
+    const auto path_of = [](const Recipe& recipe, const Recipe& recipe_x, std::int64_t m) {
+        std::vector<float> values = heavy_tailed(n, k, 1, 1), x = heavy_tailed(m, k, 2, 1);
+        const ScaledTensor w = cast(array_of(values, {n, k}), recipe).transposed(),
+                           a = cast(array_of(x, {m, k}), recipe_x);
+        EXPECT_EQ(tried_paths(a, w).back(), matmul_path(a, w));
+        return std::string(matmul_path(a, w));
+    };
+    const Recipe int8 = make_recipe("INT8Scaling"), int4 = make_recipe("INT4Scaling");
+    const Recipe blocks_of_32 = make_recipe("INT8Scaling", {{"group_size", std::int64_t{32}}});
+    EXPECT_EQ(path_of(int8, int8, 17), "panels_integer");
+    EXPECT_EQ(path_of(int8, int8, 16), "tiles");
+    EXPECT_EQ(path_of(int4, int8, 16), "panels_integer");
+    EXPECT_EQ(path_of(int4, int8, 512), "panels_integer");
+    EXPECT_EQ(path_of(int8, blocks_of_32, 512), "panels_bf16");
+    EXPECT_EQ(path_of(make_recipe("MXFP4BlockScaling"), int8, 512), "panels_bf16");
+    EXPECT_EQ(path_of(make_recipe("NVFP4BlockScaling"), int8, 512), "panels_bf16");
+}
+
 // Every code of a scale, NaN, negative and subnormal ones included, each in a row of its own whose other scales are
 // ordinary, at all places of a row that ends within a step. Activations have scales at both ends of what is multiplied.
 void meet_every_code_of_a_scale(const char* name, std::int64_t depth, float times,

@@ -114,6 +114,11 @@ def test_layers_round_by_name(backend):
 def test_the_kernels_are_named(backend):
     kernels = breccia.cpu_info()["kernels"]
     integers = {"INT8Scaling", "INT4Scaling", "MXFP4BlockScaling", "NVFP4BlockScaling"}
+    if backend == "amx":
+        tiles = "panels_integer" if "amx_int8" in breccia.cpu_info()["features"] else "panels_bf16"
+        for recipe in integers:
+            expected = tiles if recipe.startswith("INT") else "panels_bf16"  # scales of 32 and 16 elements
+            assert kernels[f"{recipe} x int8"]["M = 512"] == expected, recipe
     if backend in ("portable", "amx") or (backend == "neon" and "dotprod" not in breccia.cpu_info()["features"]):
         return
     for recipe in integers:

@@ -92,6 +92,24 @@ inline void multiply(int sum, int a, int b) {
     }
 }
 
+// TDPBSSD. Sums wrap, of which no kernel makes use.
+inline void multiply_bytes(int sum, int a, int b) {
+    for (const int tile : {sum, a, b}) require_tile(tile);
+    const Configuration& c = configuration;
+    const int words = c.row_bytes[a] / 4;
+    require(words == c.rows[b] && c.row_bytes[sum] == c.row_bytes[b] && c.rows[sum] == c.rows[a]);
+    for (int row = 0; row < c.rows[sum]; ++row) {
+        std::int32_t total[row_size / 4];
+        std::memcpy(total, tiles[sum][row], sizeof total);
+        for (int k = 0; k < c.row_bytes[a]; ++k) {
+            const auto left = static_cast<std::int8_t>(tiles[a][row][k]);
+            for (int column = 0; column < c.row_bytes[b] / 4; ++column)
+                total[column] += left * static_cast<std::int8_t>(tiles[b][k / 4][4 * column + k % 4]);
+        }
+        std::memcpy(tiles[sum][row], total, sizeof total);
+    }
+}
+
 }  // namespace breccia::emulated_tiles
 
 #define _tile_loadconfig(memory) ::breccia::emulated_tiles::configure(memory)
@@ -101,3 +119,4 @@ inline void multiply(int sum, int a, int b) {
 #define _tile_stream_loadd(tile, memory, stride) ::breccia::emulated_tiles::load(tile, memory, stride)
 #define _tile_stored(tile, memory, stride) ::breccia::emulated_tiles::store(tile, memory, stride)
 #define _tile_dpbf16ps(sum, a, b) ::breccia::emulated_tiles::multiply(sum, a, b)
+#define _tile_dpbssd(sum, a, b) ::breccia::emulated_tiles::multiply_bytes(sum, a, b)

@@ -16,6 +16,7 @@ namespace {
 #include BRECCIA_INTEGER_ROWS
 #include "kernels/digits_of_codes.inl.hpp"
 #include BRECCIA_INTEGER_PANELS
+#include "kernels/integer_packing.inl.hpp"
 #include "kernels/integer_panels.inl.hpp"
 #include "kernels/integer_rows.inl.hpp"
 // clang-format on

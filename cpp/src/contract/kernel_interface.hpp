@@ -31,6 +31,7 @@ struct ProductKernels {
     std::array<void (*)(const TileRows&), Codecs::size> tiles{};  ///< null where there are no tiles
     /// Replaces BF16Kernels::gemv for E4M3 where it is not null. Quicker still where CodeRows::special is not null.
     GemvKernel gemv_e4m3 = nullptr;
+    const IntegerPanels* integer_tiles = nullptr;  ///< quicker than IntegerKernels::panels where they are supported
 };
 
 /// Kernels of bfloat16 dot products. The entry of a format that a kernel does not decode is null.
@@ -54,8 +55,7 @@ struct IntegerKernels {
     std::array<void (*)(const IntegerLanes&), Codecs::size> lanes{};
     /// Of activations that are INT8 codes: as one digit to gemv; and by panels.
     std::array<bool (*)(const DigitsOfCodes&), Codecs::size> digits_of_codes{};
-    std::array<IntegerPanelKernel, Codecs::size> panels{};
-    PanelHeights heights{};
+    IntegerPanels panels;
 };
 
 struct MatmulKernels {

@@ -69,6 +69,11 @@ constexpr Rule of_avx512_bf16[] = {
 constexpr Rule of_amx[] = {
     {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 4}},
     {.path = &paths::in_place_integer, .rows = {1, 2}},
+    {.path = &paths::panels_integer,
+     .weights = Weights::packed,
+     .activations = Activations::codes_in_tiles,
+     .rows = {16}},
+    {.path = &paths::panels_integer, .activations = Activations::codes_in_tiles, .rows = {17}},
     {.path = &paths::tiles, .activations = Activations::numbers_in_terms, .vectors = {3, 32}},
     {.path = &paths::tiles, .vectors = {3, 16}},
     {.path = &paths::lanes, .weights = Weights::prepared_packed, .vectors = {1, 4}},
@@ -103,6 +108,7 @@ bool holds(Activations activations, const Entry& entry, const Product& product) 
     switch (activations) {
         case Activations::any: return true;
         case Activations::codes: return entry.coded;
+        case Activations::codes_in_tiles: return entry.in_tiles;
         case Activations::several_terms: return entry.terms > 1;
         case Activations::numbers_in_terms: return entry.terms > 1 && product.a.front().scaled_along_k() == nullptr;
         case Activations::three_terms: return entry.terms == 3;
@@ -126,6 +132,7 @@ std::string text_of(Activations activations) {
     switch (activations) {
         case Activations::any: return "any";
         case Activations::codes: return "codes";
+        case Activations::codes_in_tiles: return "codes, in blocks of a multiple of 64";
         case Activations::several_terms: return "of two or three terms";
         case Activations::numbers_in_terms: return "numbers of two or three terms";
         case Activations::three_terms: return "of three terms";

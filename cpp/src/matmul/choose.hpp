@@ -31,6 +31,7 @@ enum class Weights : std::uint8_t {
 enum class Activations : std::uint8_t {
     any,
     codes,             ///< multiplied without their scales
+    codes_in_tiles,    ///< the same, in blocks that matrix tiles of integers take: see Entry::in_tiles
     several_terms,     ///< two or three
     numbers_in_terms,  ///< numbers, not codes, of two or three
     three_terms,

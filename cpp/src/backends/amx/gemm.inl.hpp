@@ -5,29 +5,6 @@
 // product of the next block, and are scaled a few rows at a time between the products that follow.
 
 // Tile numbers must be literals. Sums: 0 ... 3. Weights: 4, 5 (and 3 where tiles are one abreast). Activations: 6, 7.
-struct TileConfig {
-    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    std::uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-alignas(64) constexpr TileConfig tile_config{};
-
-// gcc's tile intrinsics do not tell it that they read memory.
-BRECCIA_INLINE void tile_memory_barrier() { __asm__ volatile("" ::: "memory"); }
-
-template <int N>
-struct Constant {
-    static constexpr int value = N;
-};
-
-/// Calls f(Constant<0>{}) ... f(Constant<N - 1>{}).
-template <int N, class F>
-BRECCIA_INLINE void for_constants(F f) {
-    if constexpr (N > 0) {
-        for_constants<N - 1>(f);
-        f(Constant<N - 1>{});
-    }
-}
 
 /// So much of K at a time keeps three terms of 32 activations in the first-level cache.
 constexpr std::int64_t k_of_terms = panel_k / 2;
@@ -302,10 +279,6 @@ static void gemm_tiles(const GemmBF16& g) {
         g.x_scales != nullptr ? gemm_tiles<Tiles, true, 1, ReadOnce::weights>(g)
                               : gemm_tiles<Tiles, false, 1, ReadOnce::weights>(g);
 }
-
-// Configuring takes longer than a tile of few activations.
-static void configure_tiles() { _tile_loadconfig(&tile_config); }
-static void release_tiles() { _tile_release(); }  // a thread that does not use tiles need not save them
 
 static void gemm_amx(const GemmBF16& g) {
     tile_memory_barrier();

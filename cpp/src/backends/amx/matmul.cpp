@@ -12,11 +12,13 @@ namespace {
 #include "backends/avx512_bf16/row_scales.inl.hpp"
 #include "backends/avx512_bf16/gemv.inl.hpp"
 #include "backends/amx/affine_gemv.inl.hpp"
+#include "backends/amx/tiles.inl.hpp"
 #include "backends/amx/gemm.inl.hpp"
 #include "backends/amx/rows.inl.hpp"
 // clang-format on
 }  // namespace
 
+extern constinit const IntegerPanels integer_tiles;  // of integer_tiles.cpp
 extern constinit const ProductKernels matmul_kernels;
 constinit const ProductKernels matmul_kernels{.gemm = gemm_amx,
                                               .first_level_cache = 48 * 1024,
@@ -29,7 +31,8 @@ constinit const ProductKernels matmul_kernels{.gemm = gemm_amx,
                                                   if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
                                                   return nullptr;
                                               }),
-                                              .gemv_e4m3 = gemv_e4m3};
+                                              .gemv_e4m3 = gemv_e4m3,
+                                              .integer_tiles = &integer_tiles};
 
 }  // namespace breccia::inline v0_4::amx
 BRECCIA_CPU_END

@@ -5,6 +5,7 @@
 // vpmaddwd takes two.
 
 inline constexpr PanelHeights panel_heights = {4, 0, 0};
+inline constexpr bool panel_codes_are_signed = false;
 inline constexpr std::int64_t long_run = 4096;  // steps, whose sums of bytes 32 bits hold
 
 struct PanelFloats {

@@ -4,6 +4,7 @@
 // totals of twelve activations stay in registers.
 
 inline constexpr PanelHeights panel_heights = {12, 8, 4};
+inline constexpr bool panel_codes_are_signed = false;
 inline constexpr std::int64_t long_run = 4096;  // steps, whose sums of bytes 32 bits hold
 inline constexpr int panel_byte_offset = 128, panel_byte_elements = 4, panel_byte_stride = 64;
 inline constexpr bool packed_starts_are_words = false;
@@ -39,27 +40,4 @@ BRECCIA_INLINE void put_bytes(const std::uint32_t* words, std::uint8_t* out) {
     _mm512_storeu_si512(out, _mm512_xor_si512(_mm512_load_si512(words), _mm512_set1_epi8(-128)));
 }
 
-/// out[j][r] = word j of row r, of 64 bytes of sixteen rows.
-static void transpose_words(const std::uint8_t* const* rows, std::uint32_t* out) {
-    __m512i row[16];
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) row[r] = _mm512_loadu_si512(rows[r]);
-    transpose_16x16(row);
-#pragma GCC unroll 16
-    for (int j = 0; j < 16; ++j) _mm512_store_si512(out + 16 * j, row[j]);
-}
-
-/// The integers of sixteen words of packed codes: of even k, then of odd k.
-template <bool HasZero>
-BRECCIA_INLINE void unpack_words(const std::uint32_t* words, const std::uint8_t* integers, const std::uint8_t* zeros,
-                                 std::uint8_t* out) {
-    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(integers)));
-    const __m512i bytes = _mm512_load_si512(words);
-    const auto look_up = [&](__m512i nibbles) BRECCIA_INLINE_LAMBDA {
-        const __m512i of = _mm512_shuffle_epi8(table, _mm512_and_si512(nibbles, _mm512_set1_epi8(15)));
-        if constexpr (!HasZero) return of;
-        return _mm512_sub_epi8(of, _mm512_load_si512(zeros));
-    };
-    _mm512_storeu_si512(out, look_up(bytes));
-    _mm512_storeu_si512(out + 64, look_up(_mm512_srli_epi16(bytes, 4)));
-}
+#include "backends/avx512/integer_packing.inl.hpp"

@@ -19,6 +19,7 @@ namespace {
 #include "backends/avx512_bf16/integer_lanes.inl.hpp"
 #include "kernels/digits_of_codes.inl.hpp"
 #include "backends/avx512/integer_panels.inl.hpp"
+#include "kernels/integer_packing.inl.hpp"
 #include "kernels/integer_panels.inl.hpp"
 // clang-format on
 

@@ -4,6 +4,7 @@
 // of 4-bit codes are, too.
 
 inline constexpr PanelHeights panel_heights = {4, 0, 0};
+inline constexpr bool panel_codes_are_signed = false;
 inline constexpr std::int64_t long_run = 4096;  // steps, whose sums of bytes 32 bits hold
 inline constexpr int panel_byte_offset = 0, panel_byte_elements = 4, panel_byte_stride = 64;
 inline constexpr bool packed_starts_are_words = false;

@@ -103,17 +103,21 @@ struct PackIntegers {
     std::uint8_t* out = nullptr;
 };
 
-/// Products of 16 weight rows by some activations, IntegerPanelKernel::heights of them. A unit is `run` steps, the last
-/// one perhaps fewer, whose sum is exact in 32 bits.
-///     out[a * out_stride + r] = sum over units u of scale(u, r) * x_scales[u * height + a] *
-///                               (starts[u * height + a] + sum over the unit of integer(r, k) x(a, k))
-///     scale(u, r) = scales[u / units_per_scale * 16 + r]
+/// Products of groups of 16 weight rows by some activations, IntegerPanels::heights of them. A unit is `run` steps, the
+/// last one perhaps fewer, whose sum is exact in 32 bits. Of group g and its row r
+///     out[a * out_stride + 16 g + r] = sum over units u of scale(u, g, r) * x_scales[u * height + a] *
+///                                      (starts[u * height + a] + sum over the unit of integer(g, r, k) x(a, k))
+///     scale(u, g, r) = scales[g * group_scales + u / units_per_scale * 16 + r]
+/// and a group's codes are those of `steps` steps, one group after the other. Every kernel adds up its units in order,
+/// each with one rounding, so that all of them return the same bits.
 /// Where the kernel has PanelIntegers::starts_are_words, a start is two words that are added up: of the elements 0
 /// and 1 of each step in the lower half, of 2 and 3 in the upper one.
 struct IntegerPanel {
     const std::uint8_t* codes = nullptr;
-    std::int64_t steps = 0, run = 0, units_per_scale = 1;  ///< steps and run are multiples of four
-    const std::int8_t* x = nullptr;  ///< [step][activation][element], of the type of the weight's, but signed
+    std::int64_t groups = 1, group_scales = 0;
+    std::int64_t steps = 0, run = 0, units_per_scale = 1;  ///< steps and run are multiples of IntegerPanels::multiple
+    /// [step / abreast][activation][step % abreast][element], of the type of the weight's, but signed
+    const std::int8_t* x = nullptr;
     const float* scales = nullptr;
     const std::int32_t* starts = nullptr;
     const float* x_scales = nullptr;  ///< null: all one
@@ -138,5 +142,16 @@ struct IntegerPanelKernel {
 };
 /// Activations that a kernel multiplies at a time, the most first; zeros are none.
 using PanelHeights = std::array<std::uint8_t, 3>;
+
+/// Products of many activations that are INT8 codes. The entry of a format whose codes are no small integers is null.
+struct IntegerPanels {
+    std::array<IntegerPanelKernel, Codecs::size> kernels{};
+    PanelHeights heights{};
+    std::int64_t groups = 1;        ///< that a kernel takes at a time
+    std::int64_t multiple = 4;      ///< of steps
+    std::int64_t abreast = 1;       ///< steps of an activation side by side
+    std::int64_t bytes = 1 << 18;   ///< of weights to a panel: a part of the second-level cache
+    bool (*supported)() = nullptr;  ///< whether the processor has the instructions; null: every one
+};
 
 }  // namespace breccia::inline v0_4

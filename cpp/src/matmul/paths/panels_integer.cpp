@@ -19,12 +19,33 @@ constexpr std::int64_t panel_group = 16;  // weight rows that a kernel takes at 
 // within float32's.
 constexpr int weight_scale_range = 60, activation_scale_range = 30;
 
-const IntegerPanelKernel& kernel_of(const Product& product, const ScaledMatrix& w) {
-    return product.table.matmul.integers->panels[static_cast<std::size_t>(w.element)];
+bool takes(const IntegerPanels& panels, const ScaledMatrix& w) {
+    return panels.kernels[static_cast<std::size_t>(w.element)].pack != nullptr;
 }
 
-// How a product is cut: steps of a few elements, units of so many steps that share their scales, tiles of activations.
+// Tiles of integers where the processor has them, and a scale is common to all that a product in them adds up.
+const IntegerPanels* tiles_of(const Product& product, const ScaledMatrix& w, const Int8Activations& a) {
+    const BF16Kernels* bf16 = product.table.matmul.bf16;
+    const IntegerPanels* tiles = bf16 != nullptr ? bf16->integer_tiles : nullptr;
+    if (tiles == nullptr || !takes(*tiles, w)) return nullptr;
+    static const bool supported = tiles->supported();  // of the one backend that has them; CPUID takes microseconds
+    const std::int64_t of_product = tiles->multiple * 4;
+    const bool fits = a.common_block() >= product.k || a.common_block() % of_product == 0;
+    return supported && fits ? tiles : nullptr;
+}
+
+// The kernels that multiply, or null where there are none.
+const IntegerPanels* panels_of(const Product& product, const ScaledMatrix& w, const Int8Activations& a) {
+    if (const IntegerPanels* tiles = tiles_of(product, w, a)) return tiles;
+    const IntegerKernels* integers = product.table.matmul.integers;
+    return integers != nullptr && takes(integers->panels, w) ? &integers->panels : nullptr;
+}
+
+// How a product is cut: panels of the weight, steps of a few elements, units of so many steps that share their scales,
+// tiles of activations.
 struct Cut {
+    const IntegerPanels* panels = nullptr;
+    const IntegerPanelKernel* kernel = nullptr;
     std::int64_t steps = 0, run = 0, units = 0, unit_elements = 0;
     std::int64_t height = 0, tiles = 0;
     int offset = 0;
@@ -43,21 +64,23 @@ std::int64_t height_of(const PanelHeights& heights, std::int64_t rows) {
 }
 
 Cut cut_of(const Product& product, const ScaledMatrix& w, const Int8Activations& a) {
-    constexpr std::int64_t multiple = 4;  // of steps
-    const IntegerPanelKernel& kernel = kernel_of(product, w);
+    const IntegerPanels& panels = *panels_of(product, w, a);
+    const IntegerPanelKernel& kernel = panels.kernels[static_cast<std::size_t>(w.element)];
     const PanelIntegers& integers = w.zero_point != nullptr ? kernel.with_zero_points : kernel.plain;
-    Cut cut{.steps = round_up(product.k, row_step(w.packed)) / kernel.elements,
+    Cut cut{.panels = &panels,
+            .kernel = &kernel,
+            .steps = round_up(product.k, row_step(w.packed)) / kernel.elements,
             .run = integers.most_run,
             .offset = integers.offset,
             .starts_are_words = integers.starts_are_words};
     if (a.common_block() < product.k) {
         const std::int64_t of_block = a.common_block() / kernel.elements;
-        cut.run = std::min(of_block, integers.most_run / multiple * multiple);
-        while (of_block % cut.run != 0) cut.run -= multiple;
+        cut.run = std::min(of_block, integers.most_run / panels.multiple * panels.multiple);
+        while (of_block % cut.run != 0) cut.run -= panels.multiple;
     }
     cut.unit_elements = cut.run * kernel.elements;
     cut.units = (cut.steps + cut.run - 1) / cut.run;
-    cut.height = height_of(product.table.matmul.integers->heights, product.total_rows());
+    cut.height = height_of(panels.heights, product.total_rows());
     cut.tiles = (product.total_rows() + cut.height - 1) / cut.height;
     return cut;
 }
@@ -72,19 +95,19 @@ std::uint64_t even_then_odd(std::uint64_t x) {
     return gather(x) | gather(x >> 8) << 32;
 }
 
-// Activations as kernels read them, tile by tile: [unit or step][activation].
+// Activations as kernels read them, tile by tile: [unit or step][activation], where a step is several abreast.
 class PackedActivations {
 public:
     PackedActivations(const Product& product, const ScaledMatrix& w, const Int8Activations& a, const Cut& cut)
         : cut_(cut),
-          words_(kernel_of(product, w).elements == 2),
+          words_(cut.kernel->elements == 2),
           codes_(cut.tiles * tile_words() * 4),
           starts_(cut.tiles * tile_units()),
           row_scales_(static_cast<std::size_t>(cut.tiles * cut.height)) {
-        const float unit = kernel_of(product, w).unit;
+        const float unit = cut.kernel->unit;
         if (a.blocks() > 1) unit_scales_ = WorkBuffer<float>(cut.tiles * tile_units());
         parallel_for(cut.tiles * cut.height, 16, [&](std::int64_t begin, std::int64_t end) {
-            const std::int64_t padded = cut.steps * kernel_of(product, w).elements;
+            const std::int64_t padded = cut.steps * cut.kernel->elements;
             std::vector<std::int8_t> codes(static_cast<std::size_t>(padded));
             std::vector<float> scales(static_cast<std::size_t>(a.blocks()));
             for (std::int64_t row = begin; row < end; ++row) {
@@ -118,29 +141,37 @@ private:
     [[nodiscard]] std::int64_t tile_units() const { return cut_.units * cut_.height; }
 
     void put_codes(std::int64_t row, const std::vector<std::int8_t>& codes, bool packed) {
-        auto* out =
-            reinterpret_cast<std::byte*>(codes_.data() + row / cut_.height * tile_words() * 4) + row % cut_.height * 4;
-        const std::int64_t step = cut_.height * 4;
+        // Runs of steps that are `step` bytes apart, and runs of them `jump`.
+        const std::int64_t abreast = cut_.panels->abreast, jump = cut_.height * abreast * 4;
+        const std::int64_t run = abreast > 1 ? abreast : cut_.steps, step = abreast > 1 ? 4 : jump;
+        std::int8_t* begin = codes_.data() + row / cut_.height * tile_words() * 4 + row % cut_.height * abreast * 4;
         const std::int8_t* in = codes.data();
-        if (words_) {
-            for (std::int64_t s = 0; s < cut_.steps; ++s, in += 2, out += step) {
-                const std::int16_t two[] = {in[0], in[1]};
-                std::memcpy(out, two, sizeof two);
+        for (std::int64_t at = 0; at < cut_.steps; at += run, begin += jump) {
+            std::int8_t* out = begin;
+            if (words_) {
+                for (std::int64_t s = 0; s < run; ++s, in += 2, out += step) {
+                    const std::int16_t two[] = {in[0], in[1]};
+                    std::memcpy(out, two, sizeof two);
+                }
+                continue;
             }
-            return;
-        }
-        for (std::int64_t s = 0; s < cut_.steps; s += 2, in += 8, out += 2 * step) {
-            std::uint64_t eight;
-            std::memcpy(&eight, in, sizeof eight);
-            if (packed) eight = even_then_odd(eight);
-            const auto first = static_cast<std::uint32_t>(eight), second = static_cast<std::uint32_t>(eight >> 32);
-            std::memcpy(out, &first, sizeof first);
-            std::memcpy(out + step, &second, sizeof second);
+            for (std::int64_t s = 0; s < run; s += 2, in += 8, out += 2 * step) {
+                std::uint64_t eight;
+                std::memcpy(&eight, in, sizeof eight);
+                if (packed) eight = even_then_odd(eight);
+                const auto first = static_cast<std::uint32_t>(eight), second = static_cast<std::uint32_t>(eight >> 32);
+                std::memcpy(out, &first, sizeof first);
+                std::memcpy(out + step, &second, sizeof second);
+            }
         }
     }
     void put_starts(std::int64_t row, const std::vector<std::int8_t>& codes) {
         std::int32_t* out = starts_.data() + row / cut_.height * tile_units() + row % cut_.height;
         const auto size = static_cast<std::int64_t>(codes.size());
+        if (cut_.offset == 0) {
+            for (std::int64_t u = 0; u < cut_.units; ++u) out[u * cut_.height] = 0;
+            return;
+        }
         for (std::int64_t u = 0; u < cut_.units; ++u) {
             std::int32_t first = 0, last = 0;  // four of each eight: the halves of two steps
             const std::int64_t end = std::min(size, (u + 1) * cut_.unit_elements);
@@ -184,6 +215,7 @@ public:
     WeightPanel(const Product& product, const ScaledMatrix& w, const Cut& cut, std::int64_t groups)
         : product_(product),
           w_(w),
+          kernel_(*cut.kernel),
           group_bytes_(cut.steps * 64),
           blocks_(round_up(w.grid.grid_cols(), panel_group)),
           codes_(groups * group_bytes_),
@@ -195,8 +227,7 @@ public:
     void read(std::int64_t first, std::int64_t rows) {
         for (std::int64_t at = 0; at < rows; at += panel_group) {
             const std::int64_t n = std::min(panel_group, rows - at), group = at / panel_group;
-            kernel_of(product_, w_)
-                .pack({.w = code_rows(0, w_, first + at, n, nullptr), .out = codes_.data() + group * group_bytes_});
+            kernel_.pack({.w = code_rows(0, w_, first + at, n, nullptr), .out = codes_.data() + group * group_bytes_});
             for (std::int64_t r = 0; r < panel_group; ++r)
                 read_scales(product_.table, w_, (first + at + std::min(r, n - 1)) / w_.grid.block_rows, 0,
                             w_.grid.grid_cols(), rows_.data() + r * blocks_);
@@ -206,13 +237,14 @@ public:
         }
     }
     [[nodiscard]] const std::uint8_t* codes(std::int64_t group) const { return codes_.data() + group * group_bytes_; }
-    [[nodiscard]] const float* scales(std::int64_t group) const {
-        return scales_.data() + group * blocks_ * panel_group;
-    }
+    [[nodiscard]] const float* scales(std::int64_t group) const { return scales_.data() + group * group_scales(); }
+    /// From one group to the next.
+    [[nodiscard]] std::int64_t group_scales() const { return blocks_ * panel_group; }
 
 private:
     const Product& product_;
     const ScaledMatrix& w_;
+    const IntegerPanelKernel& kernel_;
     std::int64_t group_bytes_, blocks_;
     WorkBuffer<std::uint8_t> codes_;
     WorkBuffer<float> scales_, rows_;
@@ -243,12 +275,12 @@ bool differences_are_small(const ScaledMatrix& w) {
 }
 
 std::optional<Entry> suits_panels_integer(const Product& product, const ScaledMatrix& w) {
-    const IntegerKernels* kernels = product.table.matmul.integers;
-    if (kernels == nullptr || kernels->panels[static_cast<std::size_t>(w.element)].pack == nullptr) return {};
     const bool in_place = w.col_stride == 1 && w.packed == is_packed(w.element) && zero_points_are_bytes(w) &&
                           (w.zero_point == nullptr || w.grid.grid_cols() == 1 || w.zero_col_stride == 1);
-    if (!in_place || !Int8Activations::of(product, w)) return {};
-    return Entry{.terms = 1, .coded = true};
+    if (!in_place) return {};
+    const std::optional<Int8Activations> a = Int8Activations::of(product, w);
+    if (!a || panels_of(product, w, *a) == nullptr) return {};
+    return Entry{.terms = 1, .coded = true, .in_tiles = tiles_of(product, w, *a) != nullptr};
 }
 
 Refusal by_panels_integer(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
@@ -260,8 +292,7 @@ Refusal by_panels_integer(const Product& product, const ScaledMatrix& w, const L
     const PackedActivations x(product, w, a, cut);
     if (!x.in_range()) return Refusal::range;
 
-    constexpr std::int64_t panel_bytes = std::int64_t{1} << 18;  // of a second-level cache
-    const std::int64_t most = std::max<std::int64_t>(1, panel_bytes / (cut.steps * 64));
+    const std::int64_t most = std::max<std::int64_t>(1, cut.panels->bytes / (cut.steps * 64));
     const std::int64_t all = (product.n + panel_group - 1) / panel_group;
     const std::int64_t groups = std::clamp<std::int64_t>(all / num_threads(), 1, most);
     const std::int64_t per_scale = w.grid.block_cols < product.k ? w.grid.block_cols / cut.unit_elements : cut.units;
@@ -273,19 +304,21 @@ Refusal by_panels_integer(const Product& product, const ScaledMatrix& w, const L
             const std::int64_t first = unit * stride, rows = std::min(stride, product.n - first);
             panel.read(first, rows);
             for (std::int64_t tile = 0; tile < cut.tiles; ++tile) {
-                for (std::int64_t at = 0; at < rows; at += panel_group)
-                    kernel_of(product, w)
-                        .multiply({.codes = panel.codes(at / panel_group),
-                                   .steps = cut.steps,
-                                   .run = cut.run,
-                                   .units_per_scale = per_scale,
-                                   .x = x.codes(tile),
-                                   .scales = panel.scales(at / panel_group),
-                                   .starts = x.starts(tile),
-                                   .x_scales = x.unit_scales(tile),
-                                   .height = static_cast<int>(cut.height),
-                                   .out = sums.data() + at,
-                                   .out_stride = stride});
+                const std::int64_t groups_here = (rows + panel_group - 1) / panel_group;
+                for (std::int64_t group = 0; group < groups_here; group += cut.panels->groups)
+                    cut.kernel->multiply({.codes = panel.codes(group),
+                                          .groups = std::min(cut.panels->groups, groups_here - group),
+                                          .group_scales = panel.group_scales(),
+                                          .steps = cut.steps,
+                                          .run = cut.run,
+                                          .units_per_scale = per_scale,
+                                          .x = x.codes(tile),
+                                          .scales = panel.scales(group),
+                                          .starts = x.starts(tile),
+                                          .x_scales = x.unit_scales(tile),
+                                          .height = static_cast<int>(cut.height),
+                                          .out = sums.data() + group * panel_group,
+                                          .out_stride = stride});
                 for (std::int64_t i = 0; i < cut.height; ++i) {
                     const std::int64_t row = tile * cut.height + i;
                     if (row >= product.total_rows()) break;

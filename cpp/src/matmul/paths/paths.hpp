@@ -32,6 +32,8 @@ struct Limits {
 struct Entry {
     int terms = 1;              ///< bfloat16 numbers that add up to an activation
     bool coded = false;         ///< activations are codes, multiplied without their scales
+    bool in_tiles = false;      ///< matrix tiles multiply the codes as integers: the processor has such tiles, and
+                                ///< scales are common to a multiple of 64 elements
     bool suits_panels = false;  ///< panels_bf16 takes such activations in fewer steps than most
 };
 
