@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import breccia
 import cases
 import numpy as np
@@ -50,6 +52,7 @@ def test_memory_of_layers(device: str) -> None:
 
     def taken(weight: breccia.ScaledTensor) -> tuple[int, int]:
         """Bytes of the layers, and the most that calls of them add."""
+        gc.collect()  # layers of the call before
         start = torch.cuda.memory_allocated()
         layers = [breccia.nn.QuantizedLinear(weight.map(torch.clone)) for _ in range(count)]
         rest = torch.cuda.memory_allocated()
