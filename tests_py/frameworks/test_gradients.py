@@ -381,6 +381,14 @@ def test_a_gradient_of_gradients_is_right_or_refused():
         (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="differentiate twice"):
             (grad.square().sum() + x.sum()).backward()
+    for layer in (ScaledLinear(K, N), lambda x: experts(x.reshape(15, K), *choice)):
+        x = inputs()
+        (grad,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)  # of W, though the sum's is of nothing
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            (grad.square().sum() + x.sum()).backward()
+    x, frozen = inputs(), ScaledLinear(K, N).requires_grad_(False)
+    (grad,) = torch.autograd.grad(frozen(x).sum(), x, create_graph=True)
+    assert not grad.requires_grad  # and of nothing where W does not learn
     for gradients in (None, "bf16"):
         x = inputs()
         exact = x.detach().double().requires_grad_()

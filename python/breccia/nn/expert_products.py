@@ -16,9 +16,9 @@ import itertools
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from breccia import verbs
+from breccia.frameworks.torch.gradients import once_of_saved
 from breccia.frameworks.torch.tensors import NATIVE, cast_here, parts_to_tensor
 from breccia.kernels import triton
 from breccia.recipes import Float8BlockScaling
@@ -184,7 +184,7 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
         return combine(y, routed.place)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_of_saved(1)
     def backward(ctx: Any, grad: Any) -> Any:
         *parts, inner, given, offsets, source, place = ctx.saved_tensors
         routed = Routes(offsets, source, place)

@@ -9,7 +9,6 @@ import importlib
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from breccia import _core
 from breccia.frameworks import numpy
@@ -321,7 +320,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         return products.forward(x, _operand_of(w, products))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @gradients.once_of_saved(2)  # x and W: dx is G · W, dW is Gᵀ · x
     def backward(ctx: Any, grad: Any) -> Any:
         x, w = ctx.saved_tensors
         needs_x, needs_w = ctx.needs_input_grad[:2]

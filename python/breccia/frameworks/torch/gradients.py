@@ -9,6 +9,8 @@ Backward passes keep the codes of W and a mask of x; values of W are made in pro
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["BF16", "gradient_key", "linear"]
+__all__ = ["BF16", "gradient_key", "linear", "once_of_saved"]
 
 BF16 = "bf16"  # gradients rounded to bfloat16
 
@@ -50,6 +52,28 @@ def linear(
 def gradient_key(gradients: ScalingRecipe | str | None) -> str:
     """What operators are told of the gradients: a recipe, "bf16" or None for as they come."""
     return (gradients or "") if not isinstance(gradients, ScalingRecipe) else recipe_key(gradients)
+
+
+def once_of_saved(operands: int) -> Callable[[Any], Any]:
+    """Marks a backward pass `once_differentiable` whose results follow from what it saved, too: the gradient of a sum
+    depends on nothing, and what is made of it on x and W all the same.
+
+    Args:
+        operands: how many inputs need gradients, at least, for one of these gradients to depend on another input.
+    """
+
+    def mark(backward: Any) -> Any:
+        once = once_differentiable(backward)
+
+        @functools.wraps(backward)
+        def marked(ctx: Any, grad: Any) -> Any:
+            if torch.is_grad_enabled() and not grad.requires_grad and sum(ctx.needs_input_grad) >= operands:
+                grad = grad.detach().requires_grad_()
+            return once(ctx, grad)
+
+        return marked
+
+    return mark
 
 
 def _product(x: Any, w: ScaledTensor, offsets: Any, dtype: torch.dtype) -> Any:
