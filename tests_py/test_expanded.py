@@ -332,6 +332,17 @@ def test_the_largest_float32_itself_comes_back(recipe):
         breccia.set_backend(before)
 
 
+def test_the_largest_float32_is_infinite_where_the_exponent_is_1():
+    """Of a group as wide as INT8 itself, which has the values of INT8Scaling, as docs/recipes.md says."""
+    x = np.full((1, 16), np.finfo(np.float32).max / np.float32(127), np.float32)
+    x[0, 0] = np.finfo(np.float32).max
+    q = breccia.cast(x, breccia.INT8ExpandedScaling(group_size=16))
+    assert q.exponents.item() == 1
+    with np.errstate(all="ignore"):
+        assert np.isinf(breccia.dequantize(q)[0, 0])
+        assert np.isinf(breccia.dequantize(breccia.cast(x, "int8"))[0, 0])
+
+
 @pytest.mark.parametrize("exponent", [0.0, -1.0, np.inf, np.nan])
 def test_a_group_whose_exponent_is_no_number_above_zero_has_no_values(exponent):
     recipe = breccia.Float8ExpandedScaling()
