@@ -22,11 +22,15 @@ install(
   DESTINATION ${breccia_package_dir}
   COMPONENT breccia_dev)
 
-# What programs link that no C++ compiler links.
-set(breccia_cxx_library stdc++)
-if("c++" IN_LIST CMAKE_CXX_IMPLICIT_LINK_LIBRARIES)
-  set(breccia_cxx_library c++)
+# What programs link that no C++ compiler links; objects of clang-cl name their libraries themselves.
+set(breccia_cxx_libraries stdc++ m)
+if(MSVC)
+  set(breccia_cxx_libraries)
+elseif("c++" IN_LIST CMAKE_CXX_IMPLICIT_LINK_LIBRARIES)
+  set(breccia_cxx_libraries c++ m)
 endif()
+list(TRANSFORM breccia_cxx_libraries PREPEND " -l" OUTPUT_VARIABLE breccia_pc_cxx_libraries)
+list(JOIN breccia_pc_cxx_libraries "" breccia_pc_cxx_libraries)
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/breccia-config.cmake.in breccia-config.cmake
                               INSTALL_DESTINATION ${breccia_package_dir})
