@@ -66,6 +66,18 @@ def test_layers_copy_and_pickle(recipe):
     assert torch.equal(again(x), layer(x))
 
 
+@pytest.mark.parametrize(("into", "of"), [("fp8", "fp8:e5m2"), ("int8", "fp8-row"), ("fp8-row", "int8")])
+def test_a_state_of_another_format_is_refused(into, of):
+    """Whose parts have the same shapes: copied as numbers, codes would become other codes."""
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(64, 32), torch.randn(4, 64)
+    layer = breccia.quantize(linear, into)
+    y = layer(x)
+    with pytest.raises(RuntimeError, match=r"weight_data must be torch\..* as .* has it, got torch\."):
+        layer.load_state_dict(breccia.quantize(linear, of).state_dict())
+    assert torch.equal(layer(x), y)
+
+
 def test_conversions_of_the_model_leave_codes_alone():
     quantized = breccia.quantize_(model(), breccia.NVFP4BlockScaling())
     before = breccia.dequantize(quantized[0].weight)

@@ -209,6 +209,11 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             destination[prefix + name] = byte_parameters.bytes_in(destination[prefix + name])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        wrong = self._of_another_recipe(state_dict, prefix)
+        if wrong:  # as torch says it of shapes, the layer staying as it was
+            errors: list[str] = arguments[-1]
+            errors.extend(wrong)
+            return
         # Bytes for codes, or codes for bytes: copied as numbers they would change.
         for name in _PARTS:
             given, here = state_dict.get(prefix + name), getattr(self, name)
@@ -238,6 +243,18 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         for name, (here, filled) in coded.items():
             loaded: Any = self._buffers[name]  # with assign=True the given one
             self._buffers[name] = here if loaded is filled else loaded.view(here.dtype)
+
+    def _of_another_recipe(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """Parts that are codes of another format: copied as numbers they would become other codes."""
+        wrong = []
+        for name in _PARTS:
+            given, here = state_dict.get(prefix + name), getattr(self, name)
+            if not isinstance(given, torch.Tensor) or here is None:
+                continue
+            wanted = self._dtypes.get(name, here.dtype)
+            if given.dtype not in (wanted, torch.uint8) and given.dtype.itemsize == 1:
+                wrong.append(f"{prefix}{name} must be {wanted} as {self.recipe} has it, got {given.dtype}")
+        return wrong
 
     @property
     def weight(self) -> ScaledTensor:
