@@ -66,16 +66,41 @@ def test_layers_copy_and_pickle(recipe):
     assert torch.equal(again(x), layer(x))
 
 
-@pytest.mark.parametrize(("into", "of"), [("fp8", "fp8:e5m2"), ("int8", "fp8-row"), ("fp8-row", "int8")])
-def test_a_state_of_another_format_is_refused(into, of):
-    """Whose parts have the same shapes: copied as numbers, codes would become other codes."""
+ALIKE = [  # in the shapes of all parts
+    ("fp8", "fp8:e5m2"),
+    ("int8", "fp8-row"),
+    ("fp8-row", "int8"),
+    ("mxfp8", "mxfp6"),
+    ("mxfp6", breccia.MXFP6BlockScaling("E3M2")),
+    ("int4:32", breccia.INT4Scaling(32, signed=False)),
+    ("nvfp4", breccia.NVFP4BlockScaling(global_scale_form="divisor")),
+]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(("into", "of"), ALIKE, ids=str)
+def test_a_state_of_another_format_is_refused(into, of, saved):
+    """Copied as numbers, codes would become other codes; bytes would be read as others."""
     torch.manual_seed(0)
     linear, x = torch.nn.Linear(64, 32), torch.randn(4, 64)
-    layer = breccia.quantize(linear, into)
-    y = layer(x)
-    with pytest.raises(RuntimeError, match=r"weight_data must be torch\..* as .* has it, got torch\."):
-        layer.load_state_dict(breccia.quantize(linear, of).state_dict())
-    assert torch.equal(layer(x), y)
+    model = torch.nn.Sequential(breccia.quantize(linear, into))
+    y = model(x)
+    state = torch.nn.Sequential(breccia.quantize(linear, of)).state_dict()
+    if saved:
+        torch.save(state, file := io.BytesIO())
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+    with pytest.raises(RuntimeError, match=r"0\.weight_data must be .* as .* has it, got "):
+        model.load_state_dict(state)
+    assert torch.equal(model(x), y)
+
+
+def test_a_state_of_another_search_is_taken():
+    linear = torch.nn.Linear(64, 32)
+    state = breccia.quantize(linear, "nvfp4:mse").state_dict()
+    layer = breccia.quantize(linear, "nvfp4")
+    layer.load_state_dict(state)
+    assert torch.equal(layer.weight_data.view(torch.uint8), state["weight_data"].view(torch.uint8))
 
 
 def test_conversions_of_the_model_leave_codes_alone():

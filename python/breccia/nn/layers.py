@@ -207,9 +207,16 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in () if keep_vars else self._dtypes:
             destination[prefix + name] = byte_parameters.bytes_in(destination[prefix + name])
+        said = getattr(destination, "_metadata", {}).get(prefix[:-1])  # where torch keeps a module's version
+        if said is not None:
+            said["codes"] = self._codes()
+
+    def _codes(self) -> str:
+        """What bytes of the parts stand for."""
+        return " ".join(str(getattr(self.recipe, name, "")) for name in ("element", "global_scale_form")).strip()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        wrong = self._of_another_recipe(state_dict, prefix)
+        wrong = self._of_another_recipe(state_dict, prefix, (arguments[0] or {}).get("codes"))
         if wrong:  # as torch says it of shapes, the layer staying as it was
             errors: list[str] = arguments[-1]
             errors.extend(wrong)
@@ -244,8 +251,16 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             loaded: Any = self._buffers[name]  # with assign=True the given one
             self._buffers[name] = here if loaded is filled else loaded.view(here.dtype)
 
-    def _of_another_recipe(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Parts that are codes of another format: copied as numbers they would become other codes."""
+    def _of_another_recipe(self, state_dict: dict[str, Any], prefix: str, codes: str | None) -> list[str]:
+        """What is of another format: copied as numbers, codes would become others, and bytes be read as others.
+
+        Args:
+            state_dict: of a model.
+            prefix: of this layer's parts.
+            codes: `_codes` of the layer whose state it is, where that is known.
+        """
+        if codes is not None and codes != self._codes() and prefix + "weight_data" in state_dict:
+            return [f"{prefix}weight_data must be codes of {self._codes()} as {self.recipe} has it, got {codes}"]
         wrong = []
         for name in _PARTS:
             given, here = state_dict.get(prefix + name), getattr(self, name)
