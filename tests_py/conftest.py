@@ -25,6 +25,7 @@ def pytest_collection_finish():
     """What was imported stays: the collector of garbage need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -63,6 +64,8 @@ def share_of(its_cases, of, turn):
 
 
 def pytest_configure(config):
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # this process collects
+        gc.disable()  # what it imports and collects stays, and there is much
     config.pluginmanager.register(required_peers)
 
 

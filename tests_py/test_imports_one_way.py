@@ -6,6 +6,7 @@ alone do not. What a registry loads by name (the modules of frameworks and bridg
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,10 @@ def imports(module: str) -> set[str]:
     return found - {module}
 
 
-GRAPH = {module: imports(module) for module in MODULES} | {"_core": set()}
+@functools.cache
+def all_imports() -> dict[str, set[str]]:
+    """What each module imports; when a test asks for it, since every process of a run collects this file."""
+    return {module: imports(module) for module in MODULES} | {"_core": set()}
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
@@ -118,12 +122,14 @@ def level(module: str) -> int:
 def test_a_circle_is_found():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-    assert "value.form" in GRAPH["scaled_tensor"] and "checkpoint" in GRAPH["io"]  # at the top, and in a function
-    assert "scaled_tensor" not in GRAPH["frameworks"]  # for type checkers alone
+    graph = all_imports()
+    assert "value.form" in graph["scaled_tensor"] and "checkpoint" in graph["io"]  # at the top, and in a function
+    assert "scaled_tensor" not in graph["frameworks"]  # for type checkers alone
 
 
 def test_there_is_no_circle():
-    assert not circle(GRAPH), " imports ".join(circle(GRAPH))
+    found = circle(all_imports())
+    assert not found, " imports ".join(found)
 
 
 def test_nobody_but_layouts_asks_of_what_class_a_layout_is():
@@ -136,7 +142,7 @@ def test_nobody_but_layouts_asks_of_what_class_a_layout_is():
 
 
 def test_imports_go_down():
-    for module, others in GRAPH.items():
+    for module, others in all_imports().items():
         up = [other for other in sorted(others) if level(other) > level(module)]
         assert not up, f"breccia.{module} must not import {', '.join(up)}, which are in a layer above it"
 
