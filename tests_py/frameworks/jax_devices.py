@@ -3,8 +3,9 @@
 own.
 
 Each function is one test; names, with commas between, are the argument. Compiling takes most of the time: unless
-a second argument is "whole", a recipe is tried with some of the ways to cut arrays, each recipe with others. What is
-compiled is optimized as a user's program is: bytes are compared of it, which optimization could change.
+a second argument is "whole", a recipe is tried with some of the ways to cut arrays, each recipe with others, and of all
+recipes a part takes its turn, as cases do that are alike (tests_py/conftest.py). What is compiled is optimized as a
+user's program is: bytes are compared of it, which optimization could change.
 """
 
 import os
@@ -35,6 +36,15 @@ def some(ways, turn, number=1):
     """So many of the ways, those whose turn it is; all of them where the whole is tested."""
     ways = list(ways)
     return ways if WHOLE else [ways[(turn * number + i) % len(ways)] for i in range(min(number, len(ways)))]
+
+
+def recipes_in_turn():
+    """Every recipe whose turn it is, after its number among all."""
+    of, turn = (int(os.environ.get(f"BRECCIA_TESTS_{name}") or 0) for name in ("ONE_OF", "TURN"))
+    touched = "tests_py/frameworks/test_jax_sharding.py" in os.environ.get("BRECCIA_TESTS_TOUCHED", "").split()
+    for number, (name, recipe) in enumerate(cases.RECIPES.items()):
+        if WHOLE or of < 2 or touched or number % of == turn % of:
+            yield number, name, recipe
 
 
 def mesh(kind=AxisType.Auto):
@@ -74,7 +84,7 @@ def legal(shape, spec, tensor):
 
 def casts_stay_where_they_are():
     x = values()
-    for turn, (name, recipe) in enumerate(cases.RECIPES.items()):
+    for turn, name, recipe in recipes_in_turn():
         reference = breccia.cast(jnp.asarray(x), recipe)
         for spec in some(SPECS if name in FEW else SPECS[:2], turn):
             placed = jax.device_put(x, NamedSharding(mesh(), spec))
@@ -180,7 +190,7 @@ def rotations_and_square_blocks():
 
 def values_stay_where_codes_are():
     x = values()
-    for turn, (name, recipe) in enumerate(cases.RECIPES.items()):
+    for turn, name, recipe in recipes_in_turn():
         tensor = breccia.cast(jnp.asarray(x), recipe)
         reference = np.asarray(breccia.dequantize(tensor, "bfloat16"))
         specs = [spec for spec in (SPECS[:4] if name in FEW else SPECS[:2]) if legal(x.shape, spec, tensor)]
@@ -191,6 +201,8 @@ def values_stay_where_codes_are():
             assert np.asarray(made).tobytes() == reference.tobytes(), (name, spec)
             assert made.sharding.is_equivalent_to(NamedSharding(mesh(), spec), 2), (name, spec, made.sharding)
             assert not moved(compiled), (name, spec, moved(compiled))
+    tensor = breccia.cast(jnp.asarray(x), "mxfp8")
+    placed = jax.device_put(tensor, sharding.shardings(tensor, NamedSharding(mesh(), P("d"))))
     turned = jax.jit(lambda q: breccia.dequantize(q.mT))(placed)
     assert np.asarray(turned).tobytes() == np.ascontiguousarray(np.asarray(breccia.dequantize(tensor)).T).tobytes()
 
