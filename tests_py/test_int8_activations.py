@@ -40,7 +40,8 @@ def test_products_of_the_rounded_operands(backend, weight, activations):
         bound = (256 + K / 8 + 8) * U * (np.abs(a) @ np.abs(b).T)
         found = breccia.linear(qx, qw)
         assert (np.abs(found - a @ b.T) <= bound).all()
-        np.testing.assert_array_equal(breccia.linear(qx, breccia.prepare(qw)), found)
+        # Where prepared codes have a kernel of their own, sums are in another order.
+        assert (np.abs(breccia.linear(qx, breccia.prepare(qw)) - a @ b.T) <= bound).all()
         batch = breccia.linear(breccia.cast(x[None], activations), qw)
         assert (np.abs(batch[0] - a @ b.T) <= bound).all()
 
