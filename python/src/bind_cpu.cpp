@@ -38,13 +38,8 @@ void register_cpu(py::module_& m) {
         return result;
     });
     m.def("matmul_kernels", [] {
-        std::vector<MatmulKernel> found;
-        {
-            const Released release;
-            found = matmul_kernels();
-        }
         py::list result;
-        for (const MatmulKernel& kernel : found)
+        for (const MatmulKernel& kernel : released(matmul_kernels))
             result.append(
                 py::make_tuple(kernel.recipe, kernel.activations, kernel.prepared, kernel.rows, kernel.kernel));
         return result;

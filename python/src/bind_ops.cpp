@@ -237,6 +237,11 @@ void register_ops(py::module_& m) {
         return py::make_tuple(result.finish(scaled.original_dtype()), report.rounded, report.lost);
     });
 
+    // A prepared weight is a ScaledTensor to Python: the same values in memory of the core's own.
+    m.def(
+        "prepare", [](const ScaledTensor& weight) { return released([&] { return PreparedWeight(weight).tensor(); }); },
+        py::arg("weight"));
+
     m.def("matmul_shape", [](py::handle a, py::handle b) {
         return py::tuple(py::cast(matmul_shape(to_shape(a, "a.shape"), to_shape(b, "b.shape"))));
     });

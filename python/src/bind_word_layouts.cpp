@@ -28,30 +28,22 @@ void register_word_layouts(py::module_& m) {
     m.def("codes_from_gptq", [](const Words& words, py::handle bits, const Order& order, std::uint32_t flip) {
         const auto [down, across] = extents(words, "words");
         const int width = checked_bits(bits);
-        Bytes codes({across, 4 * down});
-        const auto to = write(codes);
-        const Released release;
-        codes_from_gptq(read(words), {.rows = across, .columns = down * 32 / width, .bits = width, .flip = flip},
-                        read(order), to);
-        return codes;
+        const WordShape shape{.rows = across, .columns = down * 32 / width, .bits = width, .flip = flip};
+        return converted<std::uint8_t>(words, {across, 4 * down},
+                                       [&](auto from, auto to) { codes_from_gptq(from, shape, read(order), to); });
     });
     m.def("codes_to_gptq", [](const Bytes& codes, py::handle bits, const Order& order, std::uint32_t flip) {
         const auto [rows, bytes] = extents(codes, "codes");
         const int width = checked_bits(bits);
-        Words words({bytes / 4, rows});
-        const auto to = write(words);
-        const Released release;
-        codes_to_gptq(read(codes), {.rows = rows, .columns = bytes * 8 / width, .bits = width, .flip = flip},
-                      read(order), to);
-        return words;
+        const WordShape shape{.rows = rows, .columns = bytes * 8 / width, .bits = width, .flip = flip};
+        return converted<std::uint32_t>(codes, {bytes / 4, rows},
+                                        [&](auto from, auto to) { codes_to_gptq(from, shape, read(order), to); });
     });
     m.def("codes_from_awq", [](const Words& words, std::uint32_t flip) {
         const auto [columns, across] = extents(words, "words");
-        Bytes codes({8 * across, (columns + 1) / 2});
-        const auto to = write(codes);
-        const Released release;
-        codes_from_awq(read(words), {.rows = 8 * across, .columns = columns, .flip = flip}, to);
-        return codes;
+        const WordShape shape{.rows = 8 * across, .columns = columns, .flip = flip};
+        return converted<std::uint8_t>(words, {8 * across, (columns + 1) / 2},
+                                       [&](auto from, auto to) { codes_from_awq(from, shape, to); });
     });
     m.def("codes_to_awq", [](const Bytes& codes, py::handle columns, std::uint32_t flip) {
         const auto [rows, bytes] = extents(codes, "codes");
@@ -59,11 +51,9 @@ void register_word_layouts(py::module_& m) {
         if (wide < 0 || wide / 2 + wide % 2 != bytes)
             throw_value("columns must be the number of codes in " + std::to_string(bytes) + " bytes of a row, got " +
                         std::to_string(wide));
-        Words words({wide, rows / 8});
-        const auto to = write(words);
-        const Released release;
-        codes_to_awq(read(codes), {.rows = rows, .columns = wide, .flip = flip}, to);
-        return words;
+        const WordShape shape{.rows = rows, .columns = wide, .flip = flip};
+        return converted<std::uint32_t>(codes, {wide, rows / 8},
+                                        [&](auto from, auto to) { codes_to_awq(from, shape, to); });
     });
 }
 

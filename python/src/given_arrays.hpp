@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "register.hpp"
 
@@ -23,6 +24,19 @@ std::span<const T> read(const Given<T>& array) {
 template <class T>
 std::span<T> write(Given<T>& array) {
     return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
+using Extents = std::vector<py::ssize_t>;
+
+/// A new array that convert(items of `array`, its items) fills while other Python threads run.
+template <class To, class From, class Convert>
+Given<To> converted(const Given<From>& array, const Extents& shape, Convert convert) {
+    Given<To> made(shape);
+    const auto from = read(array);
+    const auto to = write(made);
+    const Released release;
+    convert(from, to);
+    return made;
 }
 
 }  // namespace breccia::python

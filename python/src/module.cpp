@@ -40,7 +40,6 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
     breccia::python::register_formats(m);
     breccia::python::register_word_layouts(m);
     breccia::python::register_cpu(m);
-    breccia::python::register_prepared(m);
     breccia::python::register_launches(m);
 #ifdef BRECCIA_XLA
     breccia::python::register_xla(m);

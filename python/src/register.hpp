@@ -14,7 +14,6 @@ void register_compare(py::module_& m);
 void register_formats(py::module_& m);
 void register_word_layouts(py::module_& m);
 void register_cpu(py::module_& m);
-void register_prepared(py::module_& m);
 void register_launches(py::module_& m);
 
 #ifdef BRECCIA_XLA
