@@ -131,6 +131,22 @@ def test_the_constructor_takes_either_form():
         same(made.packed_data, packed.packed_data)
     with pytest.raises(ValueError, match=r"scale.shape must be"):
         PackedWeight(packed.packed_data[:, :96], w.scale, w.recipe, w.layout)
+    for dtype in (np.int8, np.int32, np.float32):
+        with pytest.raises(TypeError, match=f"data must be uint8 where four codes .* got {np.dtype(dtype)}"):
+            PackedWeight(packed.packed_data.astype(dtype), w.scale, w.recipe, w.layout)
+    with pytest.raises(ValueError, match="shape"):
+        PackedWeight(w.data, w.scale, w.recipe, w.layout, shape=())
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'packed_data'"):
+        packed.packed_data = w.data
+
+
+def test_one_turn_or_join_makes_the_codes_once(monkeypatch):
+    packed, made, unpack = pack(weight()), [], sixes.unpack
+    monkeypatch.setattr(sixes, "unpack", lambda bytes_: made.append(1) or unpack(bytes_))
+    packed.T  # noqa: B018 (a property that makes a view)
+    assert len(made) == 1
+    breccia.concatenate([packed, packed])
+    assert len(made) == 3
 
 
 def test_refusals():
@@ -204,6 +220,9 @@ def test_layers():
                 part.zero_()
             target.load_state_dict(given)
             assert torch.equal(target(x), wanted)
+    for columns in (K * 3 // 4 + 1, K * 3 // 4 - 1):
+        with pytest.raises(RuntimeError, match=r"size mismatch for 0\.weight_data"):
+            layers(torch).load_state_dict({**state, "0.weight_data": torch.zeros(96, columns, dtype=torch.uint8)})
     given = torch.randn(3, K, requires_grad=True)
     model(given).sum().backward()
     assert given.grad.abs().sum() > 0
@@ -218,10 +237,12 @@ def test_layers_that_are_not_packed():
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module that contains quantized layers, got list"):
         breccia.nn.pack_([])
     model = layers(torch)
-    model[0].make_shardable_()
+    model[2].make_shardable_()
     with pytest.raises(ValueError, match="weight must be put into a layer before make_shardable_"):
         breccia.nn.pack_(model)
+    assert type(model[0].weight) is ScaledTensor
     sharded = breccia.nn.pack_(layers(torch))[0].make_shardable_()
+    assert type(breccia.nn.pack_(torch.nn.Sequential(sharded))[0].weight) is PackedWeight
     x = torch.randn(2, K)
     assert torch.equal(sharded(x), layers(torch)[0](x))
 

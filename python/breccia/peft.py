@@ -194,7 +194,7 @@ class QuantizedLora(Linear):  # type: ignore[misc]
 
     def _get_base_layer_device_and_dtype(self, base_layer: Any) -> tuple[Any, Any]:
         weight = base_layer.weight
-        return weight.data.device, getattr(torch, weight.original_dtype)
+        return weight.device, getattr(torch, weight.original_dtype)
 
     @property
     def lora_variants(self) -> dict[tuple[str, ...], Any]:
@@ -408,7 +408,7 @@ def _find_devices_by_codes() -> None:
         if not hasattr(model, "hf_device_map") and next(model.parameters(), None) is None:
             layer = next((one for one in model.modules() if isinstance(one, QuantizedLinear)), None)
             if layer is not None:
-                return {"": layer.weight.data.device}
+                return {"": layer.weight.device}
         return made(model)
 
     get_device_map._knows_codes = True  # type: ignore[attr-defined]

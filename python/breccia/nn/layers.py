@@ -234,7 +234,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             # Codes of a byte each for packed ones, or packed ones for those.
             if self._packed and given.shape == self.weight.shape:
                 state_dict[prefix + "weight_data"] = sixes.pack(given)
-            elif not self._packed and (*given.shape[:-1], given.shape[-1] // 3 * 4) == here.shape:
+            elif not self._packed and given.ndim == here.ndim and 4 * given.shape[-1] == 3 * here.shape[-1]:
                 state_dict[prefix + "weight_data"] = sixes.unpack(given)
         # As bytes: before 2.9, torch copies no tensor of two codes to a byte.
         coded = {}
@@ -293,6 +293,11 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             self._made = made
         return made
 
+    def check_puttable(self) -> None:
+        """Refuse another weight for the parameters of bytes that `make_shardable_` made of this one."""
+        if self._dtypes:
+            raise ValueError("weight must be put into a layer before make_shardable_")
+
     def put_weight_(self, weight: ScaledTensor) -> None:
         """Take another weight.
 
@@ -307,8 +312,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             raise TypeError(f"weight must be a ScaledTensor of torch tensors, got {type(weight).__name__}")
         if weight.shape != self.weight.shape:
             raise ValueError(f"weight must have shape {self.weight.shape}, got {weight.shape}")
-        if self._dtypes:
-            raise ValueError("weight must be put into a layer before make_shardable_")
+        self.check_puttable()
         for part, array in zip(PARTS, weight._held, strict=True):
             self._buffers[f"weight_{part}"] = array
         self._form, self.recipe, self._made = weight._form, weight.recipe, None

@@ -17,7 +17,7 @@ from breccia.recipe_names import resolve
 from breccia.recipes import MXFP6BlockScaling
 from breccia.schemes.layers import Layer, Layers
 from breccia.schemes.value import ModelScheme
-from breccia.verbs.packed import pack
+from breccia.verbs.packed import PackedWeight, pack
 
 __all__ = ["pack_", "quantized", "replace_layers"]
 
@@ -119,7 +119,7 @@ def pack_(model: torch.nn.Module) -> torch.nn.Module:
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module.
-        ValueError: a layer's weight is sharded.
+        ValueError: a layer's weight is sharded; no layer has been changed then.
 
     Warns:
         UserWarning: no layer has such a weight.
@@ -128,7 +128,10 @@ def pack_(model: torch.nn.Module) -> torch.nn.Module:
         raise TypeError(f"model must be a torch.nn.Module that contains quantized layers, got {type(model).__name__}")
     layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
     layers = [layer for layer in layers if isinstance(layer.recipe, MXFP6BlockScaling)]
-    for layer in layers:
+    loose = [layer for layer in layers if not isinstance(layer.weight, PackedWeight)]
+    for layer in loose:
+        layer.check_puttable()
+    for layer in loose:
         layer.put_weight_(pack(layer.weight))
     if not layers:
         kind = type(model).__name__

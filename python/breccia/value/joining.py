@@ -66,7 +66,7 @@ def concatenate(tensors: Iterable[ScaledTensor[A]], axis: int = 0) -> ScaledTens
         ValueError: recipes, layouts or shapes differ, a block would be cut, or tensors that would share a scale have
             different ones.
     """
-    parts = _parts(tensors, "concatenate")
+    parts = [part._ready for part in _parts(tensors, "concatenate")]
     if not parts:
         raise ValueError("tensors must have one tensor or more, got none")
     first = parts[0]

@@ -41,6 +41,7 @@ def made(like: ScaledTensor, columns: int, parts: Sequence[Any]) -> ScaledTensor
 
 def transposed(scaled: ScaledTensor) -> ScaledTensor:
     """The view of two axes or more whose last two are swapped."""
+    scaled = scaled._ready
     swap = frameworks.of(scaled.data).swap_last_axes
     recipe, layout, packing, original_dtype, parts = scaled._form
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 from breccia import _core, formats
@@ -131,6 +132,9 @@ class PackedWeight(ScaledTensor[A]):
         """The values in another shape: see `breccia.value.joining.reshape`."""
         return pack(self.unpacked().reshape(*shape))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")  # the base class says so of its own fields alone
+
     def __copy__(self) -> PackedWeight[A]:
         return self.map(lambda part: part)
 
@@ -162,10 +166,13 @@ def _is_packed(data: Any, scale: Any, layout: Any, shape: tuple[int, ...] | None
     """Whether data has three quarters as many columns as there are codes."""
     check_arrays(data, scale, None)
     block = getattr(layout, "block", None)
-    if len(data.shape) == 0 or (shape is None and (block is None or len(scale.shape) == 0)):
+    if len(data.shape) == 0 or shape == () or (shape is None and (block is None or len(scale.shape) == 0)):
         return False
     columns = shape[-1] if shape is not None else scale.shape[-1] * block.columns  # type: ignore[union-attr]
-    return bool(_CODES * data.shape[-1] == _BYTES * columns)
+    packed = bool(_CODES * data.shape[-1] == _BYTES * columns)
+    if packed and columns and str(data.dtype).rpartition(".")[2] != "uint8":
+        raise TypeError(f"data must be uint8 where four codes share three bytes, got {data.dtype}")
+    return packed
 
 
 def _check(scaled: ScaledTensor, argument: str) -> None:
