@@ -10,7 +10,7 @@ import breccia
 import cases
 import numpy as np
 import pytest
-from breccia import PackedWeight, ScaledTensor, pack
+from breccia import PackedWeight, ScaledTensor, comparison, pack
 from breccia.value import sixes
 
 K, N = 256, 48
@@ -245,6 +245,28 @@ def test_layers_that_are_not_packed():
     assert type(breccia.nn.pack_(torch.nn.Sequential(sharded))[0].weight) is PackedWeight
     x = torch.randn(2, K)
     assert torch.equal(sharded(x), layers(torch)[0](x))
+
+
+def test_the_core_reads_codes_that_are_there():
+    pytest.importorskip("torch")
+    packed = pack(weight(shape=(512, K)).to("torch"))
+    core = packed._core
+    packed.data.fill_(7)  # memory that was given back would be taken here
+    same(breccia._core.count_codes(core), comparison.count_codes(weight(shape=(512, K))).counts)
+    same(comparison.count_codes(packed).counts, comparison.count_codes(weight(shape=(512, K))).counts)
+
+
+def test_memory_can_still_be_resized():
+    """FSDP gives back what it has gathered."""
+    torch = pytest.importorskip("torch")
+    w = ScaledTensor._of(weight()._form, torch.from_numpy(weight().data).clone(), torch.from_numpy(weight().scale))
+    packed = pack(w)
+    assert w.data.untyped_storage().resizable()
+    bytes_ = packed.packed_data.clone()
+    sixes.unpack(bytes_)
+    assert bytes_.untyped_storage().resizable()
+    layer = breccia.nn.QuantizedLinear(packed).make_shardable_()
+    assert layer.weight_data.untyped_storage().resizable()
 
 
 def test_torch_trees(tmp_path):

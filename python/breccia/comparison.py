@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from breccia import _core
 from breccia.formats import decode, finfo
-from breccia.scaled_tensor import ScaledTensor, check_kernels
+from breccia.scaled_tensor import ScaledTensor, check_kernels, ready
 from breccia.value.inputs import refuse_mask
 
 __all__ = ["CodeCounts", "Comparison", "Magnitudes", "compare", "count_codes", "error_magnitudes", "kept", "magnitudes"]
@@ -189,6 +189,7 @@ def count_codes(scaled: ScaledTensor) -> CodeCounts:
         TypeError: the recipe or layout is another library's.
     """
     check_kernels(scaled)
+    scaled = ready(scaled)
     counts = _core.count_codes(scaled._core)
     element = scaled.recipe.element
     values = np.abs(decode(np.arange(len(counts), dtype=np.uint8), element))

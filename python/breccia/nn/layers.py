@@ -195,7 +195,10 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
                 continue
             self._dtypes[name] = part.dtype
             del self._buffers[name]
-            self.register_parameter(name, byte_parameters.parameter_of(_as_bytes(part)))
+            held = _as_bytes(part)
+            if not held.untyped_storage().resizable():  # NumPy's memory, which FSDP cannot give back
+                held = held.clone()
+            self.register_parameter(name, byte_parameters.parameter_of(held))
         self._made = None
         self._repeats.clear()
         return self

@@ -18,7 +18,8 @@ def pack(codes: Any) -> Any:
     if packed is not None:
         return packed
     a, b, c, d = _split(codes, 4)
-    return _joined(framework, [(a & 63) | (b & 3) << 6, (b & 63) >> 2 | (c & 15) << 4, (c & 63) >> 4 | (d & 63) << 2])
+    # By products and quotients: torch's DTensor shifts its parts wrongly, and says nothing.
+    return _joined(framework, [(a & 63) | (b & 3) * 64, (b & 63) // 4 | (c & 15) * 16, (c & 63) // 16 | (d & 63) * 4])
 
 
 def unpack(packed: Any) -> Any:
@@ -29,7 +30,7 @@ def unpack(packed: Any) -> Any:
     if codes is not None:
         return codes
     a, b, c = _split(packed, 3)
-    return _joined(framework, [a & 63, a >> 6 | (b & 15) << 2, b >> 4 | (c & 3) << 4, c >> 2])
+    return _joined(framework, [a & 63, a // 64 | (b & 15) * 4, b // 16 | (c & 3) * 16, c // 4])
 
 
 def _split(array: Any, parts: int) -> list[Any]:

@@ -88,8 +88,12 @@ class PackedWeight(ScaledTensor[A]):
 
     @property
     def _core(self) -> _core.ScaledTensor:
-        """The core's form, of codes that live as long as it does."""
-        return self.unpacked()._core
+        """The core's form, for whoever did not ask for `ready`: of codes that this tensor keeps from then on, for the
+        core owns no memory of torch's."""
+        kept: ScaledTensor[A] | None = self.__dict__["_made"]
+        if kept is None:
+            kept = self.__dict__["_made"] = self.unpacked()
+        return kept._core
 
     @property
     def shape(self) -> tuple[int, ...]:

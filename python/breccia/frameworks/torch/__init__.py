@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 from typing import Any
 
+import numpy as np
 import torch
 
 from breccia import _core
@@ -70,14 +71,19 @@ def native(array: Any, fmt: str) -> Any:
 def pack_sixes(codes: Any) -> Any:
     """See `breccia.value.sixes`; by the core where it may read the memory, else by torch's operators (None)."""
     codes = codes.view(torch.uint8)
-    return torch.from_numpy(numpy.pack_sixes(codes.detach().numpy())) if _is_plain(codes) else None
+    return torch.from_numpy(numpy.pack_sixes(_lent(codes))) if _is_plain(codes) else None
 
 
 def unpack_sixes(packed: Any) -> Any:
     """The same; on a GPU by a kernel."""
     if _is_plain(packed):
-        return torch.from_numpy(numpy.unpack_sixes(packed.detach().numpy()))
+        return torch.from_numpy(numpy.unpack_sixes(_lent(packed)))
     return launches.unpack_sixes(packed) if launches.quiet(packed) else None
+
+
+def _lent(array: torch.Tensor) -> Any:
+    """The same memory as NumPy's. After ``numpy()`` torch would not resize it, as FSDP does of what it has gathered."""
+    return np.from_dlpack(array.detach())
 
 
 def to_dlpack(array: Any) -> tuple[Any, str]:
