@@ -39,6 +39,23 @@ def close(y, expected):
     return torch.allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+def packed_layers_run_as_one_process(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    x = torch.from_numpy(cases.normal((5, 256)))
+    whole = model_of("mxfp6")
+    cut = parallelize_module(breccia.nn.pack_(copy.deepcopy(whole)), mesh, PLAN)
+    assert close(cut(x), whole(x))
+    assert cut[2].weight_data.to_local().shape == (96, 512 * 3 // 4 // world)
+    sharded = breccia.nn.pack_(copy.deepcopy(whole))
+    for layer in (sharded[0], sharded[2]):
+        fully_shard(layer.make_shardable_(), mesh=mesh)
+    assert torch.equal(fully_shard(sharded, mesh=mesh)(x), whole(x))
+
+
+def test_packed_layers_run_as_one_process():
+    distributed_ranks.run(2, packed_layers_run_as_one_process)
+
+
 def runs_as_one_process(rank, world):
     mesh = init_device_mesh("cpu", (world,))
     x = torch.from_numpy(cases.normal((5, 256)))
