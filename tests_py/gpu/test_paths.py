@@ -90,6 +90,17 @@ TAKEN: list[tuple[int, Any, Any, tuple[int, int], str]] = [
 ]
 
 
+# What a backward pass asks for: rows of a dtype, by the weight as it lies, to a dtype.
+TURNED = [
+    (torch.bfloat16, NVFP4, torch.bfloat16, "decode to bf16, then cuBLAS"),
+    (torch.bfloat16, MXFP4, torch.bfloat16, "decode to bf16, then cuBLAS"),
+    (torch.bfloat16, TENSOR, torch.bfloat16, "decode to bf16, then cuBLAS"),
+    (torch.bfloat16, NVFP4, torch.float32, FLOAT32),
+    (torch.float16, NVFP4, torch.float16, FLOAT32),
+    (torch.float32, NVFP4, torch.float32, FLOAT32),
+]
+
+
 class Reached(Exception):  # noqa: N818
     pass
 
@@ -118,6 +129,18 @@ def test_what_takes_a_product(
     w = breccia.cast(torch.from_numpy(cases.normal((128, 256), 1)), right)
     with pytest.raises(Reached):
         dispatch.linear(x, w, out_dtype="bfloat16")
+    assert paths.find(seen[0]).name == name
+
+
+@pytest.mark.parametrize(("dtype", "recipe", "out", "name"), TURNED, ids=str)
+@pytest.mark.parametrize("capability", [HOPPER, OTHER])
+def test_what_takes_the_product_of_a_backward_pass(
+    dtype: Any, recipe: Any, out: Any, name: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = on(monkeypatch, capability)
+    w = breccia.cast(torch.from_numpy(cases.normal((128, 256), 1)), recipe)
+    with pytest.raises(Reached):
+        dispatch.matmul(torch.from_numpy(cases.normal((300, 128))).to(dtype), w, out)
     assert paths.find(seen[0]).name == name
 
 

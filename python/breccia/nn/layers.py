@@ -10,7 +10,7 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
-from breccia.frameworks.torch import byte_parameters, direct_linear, from_pickle, launches, to_pickle
+from breccia.frameworks.torch import byte_parameters, direct, direct_linear, from_pickle, launches, to_pickle
 from breccia.frameworks.torch import gradients as torch_gradients
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, MXFP6BlockScaling, ScalingRecipe
@@ -344,7 +344,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
 
     def _on_gpu(self, x: Any) -> Any:
         """`_product` where torch traces nothing: again what was done for such an input, if that is certain."""
-        if self.activations is not None and "input_scale" in self._buffers:
+        if (self.activations is not None and "input_scale" in self._buffers) or direct.needs_grad(x):
             return self._product(x)
         repeat = self._repeats.get(x.shape)
         y = None if repeat is None else repeat.run(x)

@@ -13,7 +13,8 @@ import torch
 
 from breccia import _core
 from breccia.frameworks import numpy
-from breccia.frameworks.torch import gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
+from breccia.frameworks.torch import direct, gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
+from breccia.frameworks.torch.direct import EXACT_TYPES, is_plain, needs_grad
 from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
 from breccia.frameworks.torch.tensors import (
@@ -40,15 +41,13 @@ from breccia.verbs.cast_options import CastOptions
 namespace = NAMESPACE
 products_follow = True  # products have the dtype of the operand that is a tensor, as torch's have
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_DIRECT = (torch.float32, torch.float16, torch.bfloat16)  # of which every number is one of float32
-_EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def to_core(array: Any, argument: str) -> Any:
     if not isinstance(array, torch.Tensor):
         raise TypeError(f"{argument} must be a torch tensor like data, got {type(array).__name__}")
     _check_dense(array, argument)
-    return core_array(array, argument, null=not _is_plain(array))
+    return core_array(array, argument, null=not is_plain(array))
 
 
 def place(array: Any) -> Any:
@@ -71,12 +70,12 @@ def native(array: Any, fmt: str) -> Any:
 def pack_sixes(codes: Any) -> Any:
     """See `breccia.value.sixes`; by the core where it may read the memory, else by torch's operators (None)."""
     codes = codes.view(torch.uint8)
-    return torch.from_numpy(numpy.pack_sixes(_lent(codes))) if _is_plain(codes) else None
+    return torch.from_numpy(numpy.pack_sixes(_lent(codes))) if is_plain(codes) else None
 
 
 def unpack_sixes(packed: Any) -> Any:
     """The same; on a GPU by a kernel."""
-    if _is_plain(packed):
+    if is_plain(packed):
         return torch.from_numpy(numpy.unpack_sixes(_lent(packed)))
     return launches.unpack_sixes(packed) if launches.quiet(packed) else None
 
@@ -137,7 +136,7 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     x = _floats(x, "x")
     if type(x) in casts_of_subclasses:
         return casts_of_subclasses[type(x)](x.detach(), recipe, CastOptions())  # type: ignore[no-any-return]
-    if _is_plain(x):
+    if is_plain(x):
         return cast_here(x, recipe)
     if launches.quiet(x):
         return launches.cast(x, recipe)
@@ -150,7 +149,7 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
-    if _is_plain(x):
+    if is_plain(x):
         return cast_here(x, recipe, **options.core_arguments)
     if type(x) in casts_of_subclasses:
         return casts_of_subclasses[type(x)](x.detach(), recipe, options)  # type: ignore[no-any-return]
@@ -180,7 +179,7 @@ def _by_core(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTenso
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
-    if _is_plain(x):
+    if is_plain(x):
         return cast_here(x, recipe, factor=float(factor), **options.core_arguments)
     values = x.detach().float()
     element = Element.of(recipe.element)
@@ -216,7 +215,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is not None and not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
     kind = _dtype(dtype) if out is None else out.dtype
-    if not _is_plain(scaled.data):
+    if not is_plain(scaled.data):
         _check_fake(scaled=scaled)
         if out is None and launches.quiet(scaled.data):
             return launches.dequantize(scaled, kind)
@@ -239,7 +238,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     if type(scaled.data) in conversions_of_subclasses:
         return conversions_of_subclasses[type(scaled.data)](scaled, recipe)  # type: ignore[no-any-return]
-    if not _is_plain(scaled.data):
+    if not is_plain(scaled.data):
         _check_fake(scaled=scaled)
         made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
         return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
@@ -254,7 +253,7 @@ def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int]
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
     kind = _dtype(out_dtype, "out_dtype")
-    if not (_is_plain(data_of(a)) and _is_plain(data_of(b))) or _needs_grad(a) or _needs_grad(b):
+    if not (is_plain(data_of(a)) and is_plain(data_of(b))) or needs_grad(a) or needs_grad(b):
         _check_fake(a=a, b=b)
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
@@ -263,33 +262,15 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
 
 
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
-    """``x @ w.T``: CUDA tensors by direct launches, those of the CPU by the core; None where torch must see the call,
+    """``x @ w.T`` without torch's dispatcher, with a gradient where x needs one; None where torch must see the call,
     or `matmul` has more to say of the operands."""
-    if not w.data.is_cpu:
-        launched = precision == "exact" and type(w) is ScaledTensor
-        return launches.linear(x, w, _dtype(out_dtype, "out_dtype")) if launched else None
-    if not _is_plain(w.data) or type(x) not in _EXACT_TYPES or not _is_plain(x) or x.dtype not in _DIRECT:
+    if w.data.is_cpu and not (type(x) in EXACT_TYPES and is_plain(x) and is_plain(w.data)):
         _check_fake(x=x, w=w)
         return None
-    if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested or _needs_grad(x):
-        return None
-    core = _turned_core(w)
-    depth, count = core.shape
-    if x.shape[-1] != depth:
-        return None
-    out = torch.empty((*x.shape[:-1], count), dtype=_dtype(out_dtype, "out_dtype"))
-    _core.matmul_into(core_array(x, "x"), core, core_array(out, "out"), precision)
-    return out
-
-
-def _turned_core(w: ScaledTensor) -> Any:
-    """The core's w transposed, remembered as long as torch leaves the arrays where they are."""
-    places = [w.data.data_ptr(), w.scale.data_ptr()]
-    places += [part.data_ptr() for part in (w.zero_point, w.global_scale) if part is not None]
-    known = w.__dict__.get("_turned_core")
-    if known is None or known[0] != places:
-        known = w.__dict__["_turned_core"] = (places, w.mT._core)
-    return known[1]
+    kind = _dtype(out_dtype, "out_dtype")
+    if isinstance(x, torch.Tensor) and needs_grad(x):
+        return gradients.eager(x, w, None, "", kind) if precision == "exact" else None
+    return direct.linear(x, w, kind, precision)
 
 
 def grouped_again(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
@@ -368,10 +349,6 @@ def _readable(operand: Any, argument: str) -> Any:
     return core_of(*flatten(operand))  # a transposed view is a new tensor each time
 
 
-def _needs_grad(operand: Any) -> bool:
-    return not isinstance(operand, ScaledTensor) and operand.requires_grad and torch.is_grad_enabled()
-
-
 def _operand(x: Any, argument: str) -> Any:
     return x if isinstance(x, ScaledTensor) else _floats(x, argument)
 
@@ -380,7 +357,7 @@ def _floats(x: Any, argument: str) -> Any:
     """``x`` as floats; integers and booleans as float32."""
     _check_dense(x, argument)
     if x.dtype in _FLOATS:
-        if x.dtype == torch.float64 and _is_plain(x):
+        if x.dtype == torch.float64 and is_plain(x):
             check_float32(x.detach().resolve_neg().numpy(), argument)
         return x
     if x.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
@@ -403,29 +380,18 @@ def _check_fake(**operands: Any) -> None:
     """
     arrays = {argument: data_of(operand) for argument, operand in operands.items()}
     if torch.compiler.is_dynamo_compiling() or (
-        all(type(array) in _EXACT_TYPES for array in arrays.values()) and not torch._C._len_torch_dispatch_stack()
+        all(type(array) in EXACT_TYPES for array in arrays.values()) and not torch._C._len_torch_dispatch_stack()
     ):
         return
     mode = torch._guards.detect_fake_mode(list(arrays.values()))
     if mode is None or mode.allow_non_fake_inputs:
         return
     for argument, array in arrays.items():
-        if type(array) in _EXACT_TYPES and not array.is_meta:
+        if type(array) in EXACT_TYPES and not array.is_meta:
             raise TypeError(
                 f"{argument} must be of fake tensors as the rest is, got real ones: make it under the same "
                 f"FakeTensorMode, or give that allow_non_fake_inputs=True"
             )
-
-
-def _is_plain(x: Any) -> bool:
-    """Whether the core may read and write the tensor's memory, and no mode of torch must see the call."""
-    return (
-        not torch.compiler.is_dynamo_compiling()
-        and type(x) in _EXACT_TYPES
-        and x.is_cpu
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    )
 
 
 def _dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:

@@ -10,6 +10,7 @@ Backward passes keep the codes of W and a mask of x; values of W are made in pro
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from breccia.autograd import block_width
-from breccia.frameworks.torch import operators  # noqa: F401 (defines the other operators)
-from breccia.frameworks.torch.meta import flatten, recipe_key, recipe_of, unflatten
-from breccia.frameworks.torch.tensors import NAMESPACE, dtype_name, parts_to_tensor, raw
+from breccia.frameworks.torch import direct, launches
+from breccia.frameworks.torch.meta import flatten, form_of, recipe_key, recipe_of, unflatten
+from breccia.frameworks.torch.tensors import NAMESPACE, cast_here, dtype_name, parts_to_tensor, raw
 from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -44,9 +45,77 @@ def linear(
     """A product (..., M, N) of floats (..., M, K), quantized to ``activations`` or as they are, by ``w`` (N, K), or by
     a stack (E, N, K) with the offsets of `breccia.grouped_matmul`. Its input gets a gradient, made of what
     `gradient_key` says."""
+    y = None if offsets is not None else eager(x, w, activations, gradients, dtype)
+    if y is not None:
+        return y
     quantized = "" if activations is None else recipe_key(activations)
     y, _ = torch.ops.breccia.quantized_linear(x, quantized, gradients, *flatten(w), offsets, dtype)
     return y
+
+
+def eager(
+    x: Any, w: ScaledTensor, activations: ScalingRecipe | None, gradients: str, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """`linear` where torch's eager means record the gradient, in a few calls; None where an operator must."""
+    if not direct.may_differentiate(x, w):
+        return None
+    made: torch.Tensor = _Linear.apply(x, w, activations, gradients, dtype)
+    return made
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    """The operator ``breccia::quantized_linear`` without offsets, and its gradient, past torch's dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, w: ScaledTensor, activations: ScalingRecipe | None, gradients: str, dtype: torch.dtype
+    ) -> Any:
+        parts = _there(w)
+        y, inside = _forward(x, w, None, activations, dtype)
+        ctx.form, ctx.parts, ctx.dtype, ctx.gradients = w._form, len(parts), x.dtype, gradients
+        ctx.clips, ctx.grouped, ctx.weight = inside is not None, False, weakref.ref(w)
+        ctx.save_for_backward(*parts, *(() if inside is None else (inside,)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        saved = ctx.saved_tensors
+        made = None if torch.is_grad_enabled() else _at_once(ctx, grad, saved)
+        if made is None:
+            return _gradient(ctx, grad, list(saved)), None, None, None, None
+        if ctx.clips:
+            made = torch.where(saved[ctx.parts], made, 0)
+        return made, None, None, None, None
+
+
+def _forward(
+    x: Any, w: ScaledTensor, offsets: Any, activations: ScalingRecipe | None, dtype: torch.dtype
+) -> tuple[Any, Any]:
+    """Q(x) · Wᵀ, and where x does not saturate: None, where nothing quantizes it."""
+    if activations is None:
+        return _product(x, w, offsets, dtype), None
+    scaled = _cast(x, activations)
+    low, high = whole_array.saturation(NAMESPACE, scaled, raw)
+    inside = ((x >= low) & (x <= high)).expand(x.shape).contiguous()
+    return _product(scaled, w, offsets, dtype), inside
+
+
+def _at_once(ctx: Any, grad: Any, saved: Any) -> Any:
+    """G(dy) · W, of which no gradient is asked for; None where torch must see how it is made."""
+    if type(grad) is not torch.Tensor:
+        return None
+    w = ctx.weight()
+    if w is None or any(one is not part for one, part in zip(saved, _there(w), strict=False)):
+        w = ScaledTensor._of(ctx.form, *ctx.form.place(saved[: ctx.parts]))
+    rows = grad if grad.ndim == 2 else grad.reshape(-1, grad.shape[-1])
+    made = direct.by_weight(_quantized_gradient(rows, ctx.gradients), w, ctx.dtype)
+    if made is None or grad.ndim == 2:
+        return made
+    return made.reshape(*grad.shape[:-1], made.shape[-1])
+
+
+def _there(w: ScaledTensor) -> list[Any]:
+    return [part for part in w._held if part is not None]
 
 
 def gradient_key(gradients: ScalingRecipe | str | None) -> str:
@@ -79,19 +148,18 @@ def once_of_saved(operands: int) -> Callable[[Any], Any]:
 def _product(x: Any, w: ScaledTensor, offsets: Any, dtype: torch.dtype) -> Any:
     if offsets is not None:
         return torch.ops.breccia.grouped_matmul(*flatten(x), *flatten(w), offsets, dtype)
+    made = direct.linear(x, w, dtype, "exact")
+    if made is not None:
+        return made
     return torch.ops.breccia.matmul(*flatten(x), *flatten(w.mT), dtype, "exact")
 
 
 def _quantized_linear(
     x: Any, activations: str, gradients: str, w: list[Any], w_key: str, offsets: Any, dtype: torch.dtype
 ) -> tuple[Any, Any]:
-    weight = unflatten(w, w_key)
-    if not activations:
-        return _product(x, weight, offsets, dtype), torch.empty(0, dtype=torch.bool, device=x.device)
-    scaled = _cast(x, activations)
-    low, high = whole_array.saturation(NAMESPACE, scaled, raw)
-    inside = ((x >= low) & (x <= high)).expand(x.shape).contiguous()
-    return _product(scaled, weight, offsets, dtype), inside
+    recipe = recipe_of(activations) if activations else None
+    y, inside = _forward(x, unflatten(w, w_key), offsets, recipe, dtype)
+    return y, torch.empty(0, dtype=torch.bool, device=x.device) if inside is None else inside
 
 
 def _quantized_linear_fake(
@@ -102,7 +170,8 @@ def _quantized_linear_fake(
 
 
 def _context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, activations, ctx.gradients, w, ctx.w_key, offsets, _ = inputs
+    x, activations, ctx.gradients, w, w_key, offsets, _ = inputs
+    ctx.form = form_of(w_key)
     ctx.dtype, ctx.parts, ctx.clips, ctx.grouped = x.dtype, len(w), bool(activations), offsets is not None
     saved = [*w, *([output[1]] if activations else []), *([offsets] if ctx.grouped else [])]
     ctx.save_for_backward(*saved)
@@ -110,17 +179,19 @@ def _context(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
-    saved = list(ctx.saved_tensors)
+    return _gradient(ctx, grad, list(ctx.saved_tensors)), None, None, [None] * ctx.parts, None, None, None
+
+
+def _gradient(ctx: Any, grad: Any, saved: list[Any]) -> Any:
+    """That of x, which may be differentiated again where no codes are made of it."""
     rounded = ctx.gradients not in ("", BF16)
     made = (_of_input_once if rounded or ctx.grouped else _of_input)(ctx, grad, saved)
-    if ctx.clips:
-        made = torch.where(saved[ctx.parts], made, 0)
-    return made, None, None, [None] * ctx.parts, None, None, None
+    return torch.where(saved[ctx.parts], made, 0) if ctx.clips else made
 
 
 def _of_input(ctx: Any, grad: Any, saved: list[Any]) -> Any:
     """G(dy) · W."""
-    weight = unflatten(saved[: ctx.parts], ctx.w_key)
+    weight = ScaledTensor._of(ctx.form, *ctx.form.place(saved[: ctx.parts]))
     operand = _quantized_gradient(grad.reshape(-1, grad.shape[-1]), ctx.gradients)
     if ctx.grouped:
         made = torch.ops.breccia.grouped_gradient(*flatten(operand), *flatten(weight), saved[-1], ctx.dtype)
@@ -141,14 +212,19 @@ def _quantized_gradient(grad: Any, gradients: str) -> Any:
         return grad.to(torch.bfloat16)
     short = -grad.shape[-1] % block_width(recipe_of(gradients))
     if not short:
-        return _cast(grad, gradients)
-    padded = _cast(torch.nn.functional.pad(grad, (0, short)), gradients)
+        return _cast(grad, recipe_of(gradients))
+    padded = _cast(torch.nn.functional.pad(grad, (0, short)), recipe_of(gradients))
     values = torch.ops.breccia.dequantize(*flatten(padded), torch.float32)
     return values[:, : grad.shape[-1]].contiguous()
 
 
-def _cast(x: Any, key: str) -> ScaledTensor:
-    return parts_to_tensor(torch.ops.breccia.cast(x.detach(), key), x.shape, recipe_of(key), dtype_name(x))
+def _cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
+    x = x.detach()
+    if direct.is_plain(x):
+        return cast_here(x, recipe)
+    if launches.quiet(x):
+        return launches.cast(x, recipe)
+    return parts_to_tensor(torch.ops.breccia.cast(x, recipe_key(recipe)), x.shape, recipe, dtype_name(x))
 
 
 def _grouped_gradient(

@@ -157,6 +157,27 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype, activations: ScalingRecip
     return made
 
 
+def by_values(a: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
+    """``a @ w`` where kernels decode w (N, K) for it and torch multiplies: a plan decodes. None for other products."""
+    if not quiet(w.data) or not _running().by_values(a, w, kind):
+        return None
+    if a.ndim < 2 or a.shape[-1] != w.shape[0] or a.device != w.data.device:
+        return None
+    return torch.matmul(a, dequantize(w, kind)).contiguous()
+
+
+def by_weight(a: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor:
+    """``a @ w`` of rows (M, N), floats or a ScaledTensor, by w (N, K), for whose data `quiet` holds."""
+    made = by_values(a, w, kind)
+    if made is not None:
+        return made
+    scaled = type(a) is ScaledTensor
+    form: Any = form_number(a) if scaled else (a.dtype, a.shape, a.stride(), a.get_device())
+    operands = [*(_parts(a) if scaled else [a]), *_parts(w)]
+    key = ("by weight", form_number(w), form, kind)
+    return _run(key, operands, lambda: [triton.matmul(a, w, kind).contiguous()])[0]
+
+
 def grouped_matmul(x: Any, w: ScaledTensor, offsets: torch.Tensor, kind: torch.dtype) -> torch.Tensor | None:
     """Rows of x (T, K), floats or a ScaledTensor, by the weights w (E, N, K) that offsets give them to; None where
     that is for torch's dispatcher."""
@@ -308,6 +329,12 @@ def _plan_module() -> Any:
 
         module = _modules["plans"] = plans
     return module
+
+
+def _running() -> Any:
+    from breccia.kernels.triton.products import running
+
+    return running
 
 
 def _ops() -> Any:

@@ -51,6 +51,12 @@ def unflatten(tensors: list[Any], key: str) -> Any:
     """The inverse of `flatten`."""
     if not key:
         return tensors[0]
-    recipe, layout, packing, dtype, parts = key.split("|")
-    form = Form(recipe_of(recipe), layout_of(layout), packing, dtype, tuple(parts.split(",")))
+    form = form_of(key)
     return ScaledTensor._of(form, *form.place(tensors))
+
+
+@functools.cache
+def form_of(key: str) -> Form:
+    """The form of the tensor that `flatten` gave the key."""
+    recipe, layout, packing, dtype, parts = key.split("|")
+    return Form(recipe_of(recipe), layout_of(layout), packing, dtype, tuple(parts.split(",")))

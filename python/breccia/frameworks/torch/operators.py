@@ -11,7 +11,7 @@ import torch
 
 from breccia import _core
 from breccia.frameworks.torch import launches
-from breccia.frameworks.torch.meta import flatten, recipe_of, unflatten
+from breccia.frameworks.torch.meta import flatten, form_of, recipe_of, unflatten
 from breccia.frameworks.torch.tensors import (
     NAMESPACE,
     cast_here,
@@ -217,7 +217,7 @@ def _by_bf16(a: Any, b: ScaledTensor, out_dtype: Any) -> Any:
     return product.reshape(*a.shape[:-1], b.shape[-1])
 
 
-def _matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
+def matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
     if b_key and not a_key:
         product = _by_bf16(a[0], unflatten(b, b_key), out_dtype)
         if product is not None:
@@ -241,6 +241,10 @@ def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dty
 def _matmul_cuda(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
     if not triton.TRITON_AVAILABLE:
         return _matmul_anywhere(a, a_key, b, b_key, out_dtype, precision)
+    if b_key and form_of(b_key).axis == -1:
+        made = launches.by_values(unflatten(a, a_key), unflatten(b, b_key), out_dtype)
+        if made is not None:
+            return made
     made = launches.repeated(
         ("matmul", a_key, len(a), b_key, out_dtype),
         [*a, *b],
@@ -349,7 +353,7 @@ for _name, _cpu, _cuda, _anywhere, _fake in (
     ("rms_norm_cast", _rms_norm_anywhere, _rms_norm_cuda, _rms_norm_anywhere, _rms_norm_fake),
     ("dequantize", _dequantize_cpu, _dequantize_cuda, _dequantize_anywhere, _dequantize_fake),
     ("requantize", _requantize_cpu, _requantize_cuda, _requantize_anywhere, _requantize_fake),
-    ("matmul", _matmul_cpu, _matmul_cuda, _matmul_anywhere, _matmul_fake),
+    ("matmul", matmul_cpu, _matmul_cuda, _matmul_anywhere, _matmul_fake),
     ("grouped_matmul", _grouped_cpu, _grouped_cuda, _grouped_anywhere, _grouped_fake),
     ("straight_through", _straight_through, _straight_through, _straight_through, _straight_through_fake),
 ):

@@ -207,6 +207,13 @@ PATHS = [
     Path(
         "decode to bf16, then cuBLAS",
         OTHER,
+        "bf16 by a weight as it lies, as its layer's backward pass wants it; bf16 results",
+        running.takes_values,
+        running.run_bf16,
+    ),
+    Path(
+        "decode to bf16, then cuBLAS",
+        OTHER,
         "16-bit results of quantized operands",
         lambda p: p.dtype != torch.float32 and running.all_quantized(p),
         running.run_bf16,

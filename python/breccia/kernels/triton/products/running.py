@@ -185,6 +185,18 @@ def takes_exact(p: Product) -> bool:
     return p.operands is not None and all(_exact_in_bf16(x) for x in p.operands)
 
 
+def by_values(a: Any, b: Any, dtype: torch.dtype) -> bool:
+    """Whether it is bf16 by codes whose blocks run along the result, as those of a layer's weight do in its backward
+    pass, for a result in bf16: codes are decoded to that, and cuBLAS multiplies."""
+    if isinstance(a, ScaledTensor) or not isinstance(b, ScaledTensor) or not a.dtype == dtype == torch.bfloat16:
+        return False
+    return len(b.shape) == 2 and b.layout.axis != -2
+
+
+def takes_values(p: Product) -> bool:
+    return p.operands is not None and by_values(*p.operands, p.dtype)
+
+
 def _decoded(p: Product, dtype: torch.dtype) -> list[torch.Tensor]:
     assert p.operands is not None
     return [dequantize(x, dtype) if isinstance(x, ScaledTensor) else x.to(dtype) for x in p.operands]

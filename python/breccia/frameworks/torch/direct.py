@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of floats by quantized weights without torch's dispatcher, which takes longer than a small product does:
+what nothing of torch must see, on CPUs by the core and on GPUs by launch plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from breccia import _core
+from breccia.frameworks.torch import launches, operators
+from breccia.frameworks.torch.meta import flatten
+from breccia.frameworks.torch.tensors import core_array
+from breccia.scaled_tensor import ScaledTensor, data_of
+
+EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
+_DIRECT = (torch.float32, torch.float16, torch.bfloat16)  # of which every number is one of float32
+
+
+def is_plain(x: Any) -> bool:
+    """Whether the core may read and write the tensor's memory, and no mode of torch must see the call."""
+    return (
+        not torch.compiler.is_dynamo_compiling()
+        and type(x) in EXACT_TYPES
+        and x.is_cpu
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+
+
+def needs_grad(operand: Any) -> bool:
+    return not isinstance(operand, ScaledTensor) and operand.requires_grad and torch.is_grad_enabled()
+
+
+def may_differentiate(x: Any, w: ScaledTensor) -> bool:
+    """Whether `linear` takes x and w, and a gradient of x may be recorded by torch's eager means alone."""
+    if type(w) is not ScaledTensor or type(x) not in EXACT_TYPES or x.dtype not in _DIRECT or not w._form.has_kernels:
+        return False
+    data = w.data
+    if not (is_plain(x) and is_plain(data) if data.is_cpu else launches.quiet(x) and launches.quiet(data)):
+        return False
+    if x.ndim < 2 or data.ndim != 2 or x.layout is not torch.strided or x.is_nested or x.device != data.device:
+        return False
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        return False
+    return bool(x.shape[-1] == w.shape[1])
+
+
+def linear(x: Any, w: ScaledTensor, kind: torch.dtype, precision: str) -> Any:
+    """``x @ w.T`` without a gradient; None where torch must see the call, or `matmul` has more to say of the
+    operands."""
+    if not w.data.is_cpu:
+        return launches.linear(x, w, kind) if precision == "exact" and type(w) is ScaledTensor else None
+    if not is_plain(w.data) or type(x) not in EXACT_TYPES or not is_plain(x) or x.dtype not in _DIRECT:
+        return None
+    if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested or needs_grad(x):
+        return None
+    core = _turned_core(w)
+    depth, count = core.shape
+    if x.shape[-1] != depth:
+        return None
+    out = torch.empty((*x.shape[:-1], count), dtype=kind)
+    _core.matmul_into(core_array(x, "x"), core, core_array(out, "out"), precision)
+    return out
+
+
+def by_weight(a: Any, w: ScaledTensor, kind: torch.dtype) -> Any:
+    """``a @ w`` of rows (M, N), floats or a ScaledTensor, by a weight (N, K) as it lies: what a backward pass asks of
+    `linear`'s operands; None where torch must see the call."""
+    data = data_of(a)
+    if w.data.is_cpu:
+        if not (is_plain(data) and is_plain(w.data)):
+            return None
+        return operators.matmul_cpu(*flatten(a), *flatten(w), kind, "exact")
+    if not (launches.quiet(data) and launches.quiet(w.data)):
+        return None
+    return launches.by_weight(a, w, kind)
+
+
+def _turned_core(w: ScaledTensor) -> Any:
+    """The core's w transposed, remembered as long as torch leaves the arrays where they are."""
+    places = [w.data.data_ptr(), w.scale.data_ptr()]
+    places += [part.data_ptr() for part in (w.zero_point, w.global_scale) if part is not None]
+    known = w.__dict__.get("_turned_core")
+    if known is None or known[0] != places:
+        known = w.__dict__["_turned_core"] = (places, w.mT._core)
+    return known[1]
