@@ -71,7 +71,9 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, x: Any, w: ScaledTensor, activations: ScalingRecipe | None, gradients: str, dtype: torch.dtype
     ) -> Any:
         parts = _there(w)
-        y, inside = _forward(x, w, None, activations, dtype)
+        given, inside = (x, None) if activations is None else _quantized(x, activations)
+        y = direct.linear(given, w, dtype, "exact")
+        y = _product(given, w, None, dtype) if y is None else y
         ctx.form, ctx.parts, ctx.dtype, ctx.gradients = w._form, len(parts), x.dtype, gradients
         ctx.clips, ctx.grouped, ctx.weight = inside is not None, False, weakref.ref(w)
         ctx.save_for_backward(*parts, *(() if inside is None else (inside,)))
@@ -94,10 +96,16 @@ def _forward(
     """Q(x) · Wᵀ, and where x does not saturate: None, where nothing quantizes it."""
     if activations is None:
         return _product(x, w, offsets, dtype), None
+    scaled, inside = _quantized(x, activations)
+    return _product(scaled, w, offsets, dtype), inside
+
+
+def _quantized(x: Any, activations: ScalingRecipe) -> tuple[ScaledTensor, Any]:
+    """Q(x), and where x does not saturate."""
     scaled = _cast(x, activations)
     low, high = whole_array.saturation(NAMESPACE, scaled, raw)
     inside = ((x >= low) & (x <= high)).expand(x.shape).contiguous()
-    return _product(scaled, w, offsets, dtype), inside
+    return scaled, inside
 
 
 def _at_once(ctx: Any, grad: Any, saved: Any) -> Any:
@@ -148,7 +156,8 @@ def once_of_saved(operands: int) -> Callable[[Any], Any]:
 def _product(x: Any, w: ScaledTensor, offsets: Any, dtype: torch.dtype) -> Any:
     if offsets is not None:
         return torch.ops.breccia.grouped_matmul(*flatten(x), *flatten(w), offsets, dtype)
-    made = direct.linear(x, w, dtype, "exact")
+    # On a CPU the operator remembers what the core knows of a weight, by where it lies; w is new each time.
+    made = launches.linear(x, w, dtype) if w.data.is_cuda else None
     if made is not None:
         return made
     return torch.ops.breccia.matmul(*flatten(x), *flatten(w.mT), dtype, "exact")
