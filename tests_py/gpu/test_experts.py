@@ -8,6 +8,7 @@ from typing import Any
 import breccia
 import pytest
 import torch
+from breccia.frameworks.torch import launches
 from breccia.kernels.triton import experts as kernels
 from breccia.kernels.triton.products import experts_gradient as gradients
 from breccia.nn import ScaledExperts, expert_products
@@ -51,7 +52,8 @@ def test_swiglu_and_its_gradient(dtype: torch.dtype, device: str) -> None:
     h = expert_products.swiglu(x, weights)
     made = kernels.swiglu(*moved[:2], ROWS)
     of_x, again, of_weights = expert_products.swiglu_gradient(x, weights, grad)
-    d_made, again_made, d_weights = kernels.swiglu_gradient(*moved, ROWS)
+    parts = kernels.swiglu_gradient(*moved, ROWS)
+    d_made, again_made, d_weights = parts[:2], parts[2:4], parts[4].sum(0)
     assert same(again_made, again) or device != "cpu"
     for parts, q in ((made, h), (again_made, h), (d_made, of_x)):
         values = [breccia.dequantize(expert_products._tensor_of([p.cpu() for p in parts], "float32"))]
@@ -148,3 +150,65 @@ def test_it_does_not_synchronize(device: str) -> None:
         made(x, index, weights).backward(grad)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def step(made: Any, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Output and gradients."""
+    x, index, weights, grad = given
+    x, weights = (t.detach().requires_grad_() for t in (x, weights))
+    made.zero_grad()
+    y = made(x, index, weights)
+    y.backward(grad)
+    return [y.detach(), x.grad, weights.grad, *(p.grad.clone() for p in made.parameters())]
+
+
+@INTERPRETED
+def test_a_step_launches_each_kernel_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter a CPU's tensors stand for a GPU's, and calls run in full."""
+    torch.manual_seed(0)
+    made = ScaledExperts(2, 128, 128, device=device)
+    index = torch.tensor([[0, 1], [1, 2], [0, -1], [1, 0]], device=device)
+    given = [torch.randn(4, 128), index, torch.rand(4, 2), torch.randn(4, 128)]
+    given = [t.to(device) for t in given]
+    asked, plain = [], launches.repeated
+    wanted = step(made, given)
+
+    def repeated(what: Any, operands: Any, call: Any) -> Any:
+        asked.append(what[0])
+        return call() if device == "cpu" else plain(what, operands, call)
+
+    monkeypatch.setattr(launches, "repeated", repeated)
+    if device == "cpu":
+        monkeypatch.setattr(
+            expert_products, "_repeated", lambda what, operands, call: repeated((what,), operands, call)
+        )
+        monkeypatch.setattr(expert_products, "_kernels", lambda x: kernels)
+    found = step(made, given)
+    forward = ["permute", "swiglu", "combine"]
+    backward = ["permute", "turn stack", "swiglu gradient", "turn stack", "combine", *["turn rows"] * 4]
+    assert asked == [*forward, *backward]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert (ours - theirs).norm() <= 0.02 * theirs.norm()
+
+
+def test_steps_have_plans(device: str) -> None:
+    """Steps after the first two give what a step in full gives, to the byte."""
+    made, given = layer(torch.bfloat16)
+    made, given = made.to(device), [t.to(device) for t in given]
+    launches._plans.clear()
+    launches.refusals.clear()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        given[0].normal_()
+        given[3].normal_()
+        found = step(made, given)
+        run, again = launches._run, launches.grouped_again
+        launches._run, launches.grouped_again = lambda key, operands, call: call(), lambda *operands: None
+        try:
+            wanted = step(made, given)
+        finally:
+            launches._run, launches.grouped_again = run, again
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    names = {"permute", "swiglu", "swiglu gradient", "combine", "turn stack", "turn rows"}
+    planned = {key[1] for key, plan in launches._plans.items() if key[0] == "operator" and not isinstance(plan, int)}
+    assert names <= planned, launches.refusals

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from breccia import verbs
+from breccia.frameworks.torch import launches
 from breccia.frameworks.torch.gradients import once_of_saved
 from breccia.frameworks.torch.tensors import NATIVE, cast_here, parts_to_tensor
 from breccia.kernels import triton
@@ -52,19 +53,17 @@ def routes(index: Any, experts: int) -> Routes:
     tokens, choices = index.shape
     flat = index.reshape(-1).long()
     flat = torch.where((flat < 0) | (flat >= experts), experts, flat)
-    counts = torch.zeros(experts + 1, dtype=torch.int64, device=index.device)
-    counts.scatter_add_(0, flat, torch.ones_like(flat))
-    ends = ((counts[:experts] + GROUP - 1) // GROUP * GROUP).cumsum(0)
+    mine, order = torch.sort(flat, stable=True)
+    begins = torch.searchsorted(mine, torch.arange(experts + 1, device=index.device))  # of each expert among choices
+    ends = ((begins.diff() + GROUP - 1) // GROUP * GROUP).cumsum(0)
     rows = -(-(flat.numel() + experts * (GROUP - 1)) // GROUP) * GROUP  # at most
-    first = torch.cat([torch.zeros_like(ends[:1]), ends])  # of each expert; those of none begin behind all
-    order = torch.sort(flat, stable=True).indices
-    mine = flat[order]
-    row = first[mine] + torch.arange(flat.numel(), device=index.device) - (counts.cumsum(0) - counts)[mine]
-    row = torch.where(mine < experts, row, rows)
+    first = torch.nn.functional.pad(ends, (1, 0))  # of each expert; those of none begin behind all
+    chosen = mine < experts
+    row = torch.where(chosen, (first - begins)[mine] + torch.arange(flat.numel(), device=index.device), rows)
     source = torch.full((rows + 1,), -1, dtype=torch.int32, device=index.device)
     source[row] = (order // choices).int()
     place = torch.empty(flat.numel(), dtype=torch.int32, device=index.device)
-    place[order] = torch.where(mine < experts, row, -1).int()
+    place[order] = torch.where(chosen, row, -1).int()
     return Routes(first.int(), source[:rows], place.reshape(tokens, choices))
 
 
@@ -75,6 +74,11 @@ def _kernels(x: Any) -> Any:
     from breccia.kernels.triton import experts
 
     return experts
+
+
+def _repeated(what: str, operands: list[Any], call: Any) -> list[Any]:
+    """`call()`, which launches kernels on operands of a GPU: by a plan where one can be."""
+    return launches.repeated((what,), operands, call) if launches.quiet(operands[0]) else call()
 
 
 def _bytes(scaled: ScaledTensor) -> tuple[Any, Any]:
@@ -92,7 +96,8 @@ def permute(q: ScaledTensor, source: Any) -> ScaledTensor:
     """Rows of codes in the order of `source`; zeros under the smallest scale where it is negative."""
     kernels = _kernels(q.data)
     if kernels is not None:
-        return _tensor_of(kernels.permute(*_bytes(q), source), q.original_dtype)
+        given = [*_bytes(q), source]
+        return _tensor_of(_repeated("permute", given, lambda: kernels.permute(*given)), q.original_dtype)
     with_zeros = (torch.nn.functional.pad(part, (0, 0, 0, 1)) for part in _bytes(q))  # which -1 finds
     return _tensor_of([part[source.long()] for part in with_zeros], q.original_dtype)
 
@@ -101,7 +106,7 @@ def swiglu(x: Any, weights: Any) -> ScaledTensor:
     """Codes of weights · silu(gate) · up in float32, for x (R, 2 I), gate and up beside each other."""
     kernels = _kernels(x)
     if kernels is not None:
-        return _tensor_of(kernels.swiglu(x, weights, ROWS), "float32")
+        return _tensor_of(_repeated("swiglu", [x, weights], lambda: kernels.swiglu(x, weights, ROWS)), "float32")
     gate, up = x.float().chunk(2, -1)
     return _cast(weights[:, None] * (torch.nn.functional.silu(gate) * up))
 
@@ -110,8 +115,9 @@ def swiglu_gradient(x: Any, weights: Any, grad: Any) -> tuple[ScaledTensor, Scal
     """Codes of the gradient of x, those that `swiglu` made, and the gradient of the weights."""
     kernels = _kernels(x)
     if kernels is not None:
-        of_x, again, of_weights = kernels.swiglu_gradient(x, weights, grad, ROWS)
-        return _tensor_of(of_x, "float32"), _tensor_of(again, "float32"), of_weights
+        given = [x, weights, grad]
+        made = _repeated("swiglu gradient", given, lambda: kernels.swiglu_gradient(*given, ROWS))
+        return _tensor_of(made[:2], "float32"), _tensor_of(made[2:4], "float32"), made[4].sum(0)
     gate, up = x.float().chunk(2, -1)
     silu, s, grad = torch.nn.functional.silu(gate), torch.sigmoid(gate), grad.float()
     of_weights = (grad * (silu * up)).sum(-1)
@@ -131,7 +137,7 @@ def combine(y: Any, place: Any) -> Any:
     """The sum of each token's rows."""
     kernels = _kernels(y)
     if kernels is not None:
-        return kernels.combine(y, place)
+        return _repeated("combine", [y, place], lambda: [kernels.combine(y, place)])[0]
     return torch.nn.functional.pad(y, (0, 0, 0, 1))[place.long()].float().sum(1).to(y.dtype)
 
 
@@ -139,8 +145,25 @@ def turned_weights(w: ScaledTensor) -> ScaledTensor:
     """(E, K, N) of weights (E, N, K) with a scale for each square: the same codes."""
     codes, scale = _bytes(w)
     kernels = _kernels(codes)
-    turned = codes.transpose(1, 2).contiguous() if kernels is None else kernels.turn_stack(codes.contiguous())
+    if kernels is None:
+        turned = codes.transpose(1, 2).contiguous()
+    else:
+        codes = codes.contiguous()
+        turned = _repeated("turn stack", [codes], lambda: [kernels.turn_stack(codes)])[0]
     return _tensor_of([turned, scale.transpose(1, 2).contiguous()], w.original_dtype, SQUARES)
+
+
+def _turned(q: ScaledTensor, source: Any) -> list[Any]:
+    """Codes and scales, bytes both, of the transpose of rows by a kernel, with a scale for each square."""
+    from breccia.kernels.triton.conversions import transpose as turning
+
+    codes, scale = _bytes(q)
+
+    def call() -> list[Any]:
+        made = turning.transpose(codes, scale, "e4m3", GROUP, source, squares=True, count=False)
+        return [made.codes, made.scale]
+
+    return _repeated("turn rows", [codes, scale] if source is None else [codes, scale, source], call)
 
 
 def weight_gradient(left: ScaledTensor, right: ScaledTensor, routed: Routes, of: tuple[bool, bool], dtype: Any) -> Any:
@@ -148,14 +171,10 @@ def weight_gradient(left: ScaledTensor, right: ScaledTensor, routed: Routes, of:
     rows of left and of right are those of tokens."""
     sources = [routed.source if tokens else None for tokens in of]
     if _kernels(left.data) is not None:
-        from breccia.kernels.triton.conversions import transpose as turning
         from breccia.kernels.triton.products.experts_gradient import experts_gradient
 
-        a, b = (
-            turning.transpose(*_bytes(q), "e4m3", GROUP, source, squares=True, count=False)
-            for q, source in zip((left, right), sources, strict=True)
-        )
-        return experts_gradient(a.codes, b.codes, a.scale, b.scale, routed.offsets, dtype)
+        a, b = (_turned(q, source) for q, source in zip((left, right), sources, strict=True))
+        return experts_gradient(a[0], b[0], a[1], b[1], routed.offsets, dtype)
     q, r = (
         transpose(q if source is None else permute(q, source)).value
         for q, source in zip((left, right), sources, strict=True)

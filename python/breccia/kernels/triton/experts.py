@@ -147,10 +147,9 @@ def swiglu(x: torch.Tensor, weights: torch.Tensor, recipe: Any) -> list[torch.Te
     return [codes, scale.T]
 
 
-def swiglu_gradient(
-    x: torch.Tensor, weights: torch.Tensor, grad: torch.Tensor, recipe: Any
-) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Codes and scales of the gradient of x, those of `swiglu`, and the gradient of the weights."""
+def swiglu_gradient(x: torch.Tensor, weights: torch.Tensor, grad: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
+    """Codes and scales of the gradient of x, those of `swiglu`, and the gradient of the weights, that of each 128
+    columns by itself (K / 128, R)."""
     rows, columns = x.shape[0], x.shape[1] // 2
     codes, scale = _rows_of_codes(rows, columns, x.device)
     d_codes, d_scale = _rows_of_codes(rows, 2 * columns, x.device)
@@ -162,7 +161,7 @@ def swiglu_gradient(
             scale, d_weights, rows, columns, x.stride(0), grad.stride(0), k_tiles, FORM=_form(recipe), BM=_HIGH,
             num_warps=4,
         )  # fmt: skip
-    return [d_codes, d_scale.T], [codes, scale.T], d_weights.sum(0)
+    return [d_codes, d_scale.T, codes, scale.T, d_weights]
 
 
 def combine(y: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
