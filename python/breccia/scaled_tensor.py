@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,9 @@ class ScaledTensor(Generic[A]):
         TypeError: an argument is not an array, or has a dtype the recipe has no meaning for.
         ValueError: shapes do not fit, or a required part is missing.
     """
+
+    # Whether codes rest in another form than data has, as those of a `PackedWeight` do. Asked where a call counts.
+    _rests: ClassVar[bool] = False
 
     data: Any
     scale: Any
@@ -192,7 +195,7 @@ class ScaledTensor(Generic[A]):
     @property
     def dtype(self) -> Any:
         """dtype the values were cast from, as the framework of ``data`` has it (its name where it has none)."""
-        return frameworks.of(self._held[0]).dtype(self.original_dtype)
+        return frameworks.of(self.scale).dtype(self.original_dtype)
 
     @property
     def nbytes(self) -> int:
@@ -246,7 +249,7 @@ class ScaledTensor(Generic[A]):
             TypeError, ValueError: no such framework or device.
             ImportError: the framework is not installed.
         """
-        source = frameworks.of(self._held[0])
+        source = frameworks.of(self.scale)
         if _is_dtype(target):
             raise TypeError(f"target must be a framework or a device, got {target}: dequantize({target}) gives values")
         if not isinstance(target, str) or not frameworks.is_named(target):
@@ -259,7 +262,7 @@ class ScaledTensor(Generic[A]):
 
     def cpu(self) -> ScaledTensor[A]:
         """The same tensor in the memory of the CPU, in its framework; itself where it is there."""
-        on_cpu = str(getattr(self.device, "type", self.device)) == "cpu" or not hasattr(self._held[0], "device")
+        on_cpu = str(getattr(self.device, "type", self.device)) == "cpu" or not hasattr(self.scale, "device")
         return self if on_cpu else self.to("cpu")
 
     def cuda(self, device: Any = None) -> ScaledTensor[A]:
@@ -276,7 +279,7 @@ class ScaledTensor(Generic[A]):
     def detach(self) -> ScaledTensor[A]:
         """The same tensor, whose scales no gradient flows through; itself where the framework has none on its
         arrays."""
-        return self.map(lambda array: array.detach()) if hasattr(self._held[0], "detach") else self
+        return self.map(lambda array: array.detach()) if hasattr(self.scale, "detach") else self
 
     def numel(self) -> int:
         """Number of values, as torch calls it."""

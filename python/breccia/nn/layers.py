@@ -284,7 +284,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         made = None if torch.compiler.is_dynamo_compiling() else self._made
         if (
             made is not None
-            and made._held[0] is data
+            and (made._held[0] if made._rests else made.data) is data
             and made.scale is scale
             and made.zero_point is zero_point
             and made.global_scale is global_scale
@@ -297,7 +297,11 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return made
 
     def check_puttable(self) -> None:
-        """Refuse another weight for the parameters of bytes that `make_shardable_` made of this one."""
+        """Refuse another weight for the parameters of bytes that `make_shardable_` made of this one.
+
+        Raises:
+            ValueError: such parameters are there.
+        """
         if self._dtypes:
             raise ValueError("weight must be put into a layer before make_shardable_")
 

@@ -41,7 +41,7 @@ def made(like: ScaledTensor, columns: int, parts: Sequence[Any]) -> ScaledTensor
 
 def transposed(scaled: ScaledTensor) -> ScaledTensor:
     """The view of two axes or more whose last two are swapped."""
-    scaled = scaled._ready
+    scaled = scaled._ready if scaled._rests else scaled
     swap = frameworks.of(scaled.data).swap_last_axes
     recipe, layout, packing, original_dtype, parts = scaled._form
 
@@ -107,10 +107,14 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
                     f"(q[{at}:{at + 1}] keeps the axis)"
                 )
     row_picks = picks[-2] if len(picks) > 1 else slice(None)
-    data_pick, block_pick, columns = _column_picks(picks[-1], shape[-1], blocks.columns, scaled._unit)
+    if scaled._rests:
+        held, unit = scaled._held[0], scaled._unit
+    else:  # the same, in fewer calls
+        held, unit = scaled.data, (1, 1) if form.packing == "one" else (2, 1)
+    data_pick, block_pick, columns = _column_picks(picks[-1], shape[-1], blocks.columns, unit)
     row_blocks = _block_pick(row_picks, shape[-2], blocks.rows, -2) if len(picks) > 1 else slice(None)
     batch = picks[:-2]
-    data = _take(scaled._held[0], [*batch, *([row_picks] if len(picks) > 1 else []), data_pick])
+    data = _take(held, [*batch, *([row_picks] if len(picks) > 1 else []), data_pick])
 
     scale, zero_point = scaled.scale, scaled.zero_point
     if not whole:

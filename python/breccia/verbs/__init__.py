@@ -134,7 +134,8 @@ def matmul(
         ValueError: the shapes do not match, or ``precision`` is neither.
     """
     precision = _precision(precision)
-    a, b = ready(a), ready(b)
+    if getattr(a, "_rests", False) or getattr(b, "_rests", False):
+        a, b = ready(a), ready(b)
     framework = framework_of(a, b)
     result: A = framework.matmul(a, b, _result_dtype(a, b, out_dtype, framework), precision)
     return result
@@ -172,7 +173,8 @@ def linear(
         got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
         raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
     precision = _precision(precision)
-    x, w = ready(x), ready(w)
+    if getattr(w, "_rests", False) or getattr(x, "_rests", False):
+        x, w = ready(x), ready(w)
     out_dtype = _result_dtype(x, w, out_dtype, frameworks.of(data_of(w)))
     y = _directly(x, w, out_dtype, precision)
     if y is None:

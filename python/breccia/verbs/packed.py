@@ -36,6 +36,7 @@ class PackedWeight(ScaledTensor[A]):
         TypeError, ValueError: as `ScaledTensor` and `pack`.
     """
 
+    _rests = True
     packed_data: Any
 
     def __init__(

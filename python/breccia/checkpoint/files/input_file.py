@@ -75,8 +75,9 @@ class InputFile:
         at, stop = start, start + len(view)
         while at < stop:
             try:
-                got = os.preadv(self._opened(), [view[at - start : at - start + _MOST]], at)
+                got = os.preadv(self._fd, [view[at - start : at - start + _MOST]], at)
             except OSError as error:
+                self._opened()
                 raise OSError(error.errno, f"cannot read {self.path}: {os.strerror(error.errno or 0)}") from None
             if not got:
                 raise ValueError(f"{self.path}: must not change while it is read: it ends at {at}, not {self.size}")

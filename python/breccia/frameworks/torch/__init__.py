@@ -264,13 +264,14 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
     """``x @ w.T`` without torch's dispatcher, with a gradient where x needs one; None where torch must see the call,
     or `matmul` has more to say of the operands."""
-    if w.data.is_cpu and not (type(x) in EXACT_TYPES and is_plain(x) and is_plain(w.data)):
+    kind, y = _dtype(out_dtype, "out_dtype"), None
+    if not (isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()):
+        y = direct.linear(x, w, kind, precision)
+    elif precision == "exact" and (not w.data.is_cpu or (is_plain(x) and is_plain(w.data))):
+        y = gradients.eager(x, w, None, "", kind)
+    if y is None and w.data.is_cpu and not (is_plain(x) and is_plain(w.data)):
         _check_fake(x=x, w=w)
-        return None
-    kind = _dtype(out_dtype, "out_dtype")
-    if isinstance(x, torch.Tensor) and needs_grad(x):
-        return gradients.eager(x, w, None, "", kind) if precision == "exact" else None
-    return direct.linear(x, w, kind, precision)
+    return y
 
 
 def grouped_again(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:

@@ -54,7 +54,9 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype, precision: str) -> Any:
         return launches.linear(x, w, kind) if precision == "exact" and type(w) is ScaledTensor else None
     if not is_plain(w.data) or type(x) not in EXACT_TYPES or not is_plain(x) or x.dtype not in _DIRECT:
         return None
-    if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested or needs_grad(x):
+    if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested:
+        return None
+    if x.requires_grad and torch.is_grad_enabled():  # `needs_grad`, in a call less
         return None
     core = _turned_core(w)
     depth, count = core.shape
