@@ -115,6 +115,40 @@ def test_gradients_come_with_any_strides(device: str, ran: list[str]) -> None:
         check(gradient(layer, x, sent), wanted(layer, sent), BF16)
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_an_output_of_any_shape_is_written_into(dtype: Any, device: str, ran: list[str]) -> None:
+    """Also where the product was made of rows, and its shape is a view."""
+    layer = QuantizedLinear(weight("nvfp4", device))
+    x, sent = (inputs(2, 3, side, dtype=dtype, device=device) for side in (K, N))
+    check(gradient(lambda v: layer(v).mul_(2), x, sent), 2 * wanted(layer, sent), dtype)
+
+
+@pytest.mark.interpreted
+def test_autocast_leaves_a_product_its_dtype(device: str, ran: list[str]) -> None:
+    w, sent = weight("nvfp4", device), inputs(ROWS, N, dtype=BF16, device=device)
+    with torch.autocast(torch.device(device).type, torch.float16):
+        made = launches.by_values(sent, w, BF16)
+    assert made is not None
+    assert made.dtype == BF16
+
+
+@pytest.mark.interpreted
+def test_forms_met_at_once_have_numbers_of_their_own(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in threads of two passes: a number that two forms share would give one the other's plans."""
+    one, other = weight("nvfp4", device), weight("mxfp8", device)
+
+    class Shared(dict[Any, int]):
+        def setdefault(self, key: Any, number: int) -> int:  # type: ignore[override]
+            if not self and "_torch_form" not in other.__dict__:
+                other.__dict__["_torch_form"] = None
+                launches.form_number(other)
+            return super().setdefault(key, number)
+
+    monkeypatch.setattr(launches, "_forms", Shared())
+    assert launches.form_number(one) != other.__dict__["_torch_form"]
+
+
 # --- on a GPU alone -------------------------------------------------------------------------------------------------
 
 

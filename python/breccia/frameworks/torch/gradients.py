@@ -74,6 +74,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         given, inside = (x, None) if activations is None else _quantized(x, activations)
         y = direct.linear(given, w, dtype, "exact")
         y = _product(given, w, None, dtype) if y is None else y
+        y = y.detach() if y._is_view() else y  # of a view that a Function made, torch lets nobody write into
         ctx.form, ctx.parts, ctx.dtype, ctx.gradients = w._form, len(parts), x.dtype, gradients
         ctx.clips, ctx.grouped, ctx.weight = inside is not None, False, weakref.ref(w)
         ctx.save_for_backward(*parts, *(() if inside is None else (inside,)))

@@ -8,6 +8,7 @@ asked for. Here a microsecond counts: a whole call takes about twenty.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ _plans: dict[tuple[Any, ...], Any] = {}
 refusals: dict[tuple[Any, ...], str] = {}
 # Forms of ScaledTensors by what they consist of, so that keys of plans hold small integers.
 _forms: dict[tuple[Any, ...], int] = {}
+_numbers = itertools.count()  # never the same one for two forms, whichever threads ask at once
 
 
 def quiet(tensor: Any) -> bool:
@@ -163,7 +165,7 @@ def by_values(a: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None
         return None
     if a.ndim < 2 or a.shape[-1] != w.shape[0] or a.device != w.data.device:
         return None
-    return torch.matmul(a, dequantize(w, kind)).contiguous()
+    return torch.matmul(a, dequantize(w, kind)).to(kind).contiguous()  # autocast may have chosen another dtype
 
 
 def by_weight(a: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor:
@@ -314,7 +316,7 @@ def form_number(scaled: ScaledTensor) -> int:
         parts = (scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale)
         shapes = tuple(None if part is None else (part.dtype, part.shape, part.stride()) for part in parts)
         what = (scaled.recipe._key, scaled.layout._key, made["_packing"], made["_original_dtype"])
-        form = _forms.setdefault((*what, scaled.data.get_device(), *shapes), len(_forms))
+        form = _forms.setdefault((*what, scaled.data.get_device(), *shapes), next(_numbers))
         made["_torch_form"] = form
     return form
 
