@@ -15,7 +15,7 @@ from tiny_models import made_once, transformers
 
 torch = pytest.importorskip("torch")
 STATIC = Activations("float8_e4m3fn", "tensor", "static")
-# Recipe and inputs → the form of the inputs, and how far logits may be from compressed-tensors', of their norm.
+# Recipe and inputs → the form of the inputs, and how far a layer's output may be from compressed-tensors', of its norm.
 KINDS = {
     ("nvfp4", "static"): ("NVFP4 local", 2e-2),  # values halfway between two codes fall elsewhere
     ("fp8", "dynamic"): ("FP8 per token dynamic", 1e-5),
@@ -47,20 +47,25 @@ def distance(got, wanted):
     return float((got - wanted).norm() / wanted.norm())
 
 
-def same_layers(model, theirs, most):
-    """Each layer on its inputs in the other model. INT8 with amax / 127.5, as compressed-tensors has it where servers
-    have amax / 127: a row's largest input, and others of 16 bits, lie halfway between two codes and may have either."""
-    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
-    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
-
+def met_layers(model, theirs):
+    """Name and layer, its inputs in the other model, and what they gave there."""
     seen = {}
     for name in layers(model):
         hook = lambda _, given, made, name=name: seen.update({name: (given[0], made)})  # noqa: E731
         theirs.get_submodule(name).register_forward_hook(hook)
     run(theirs)
     assert len(seen) == 14
-    for name, layer in layers(model).items():
-        (given, made), module = seen[name], theirs.get_submodule(name)
+    return [(name, layer, *seen[name]) for name, layer in layers(model).items()]
+
+
+def same_layers(model, theirs, most):
+    """Each layer on its inputs in the other model. INT8 with amax / 127.5, as compressed-tensors has it where servers
+    have amax / 127: a row's largest input, and others of 16 bits, lie halfway between two codes and may have either."""
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+
+    for name, layer, given, made in met_layers(model, theirs):
+        module = theirs.get_submodule(name)
         args, largest = module.quantization_scheme.input_activations, given.abs().amax(-1, keepdim=True)
         scale, zero = compute_dynamic_scales_and_zp(given, args, module)
         wanted, weight = fake_quantize(given, scale, zero, args), layer.weight.dequantize()
@@ -98,7 +103,10 @@ def test_logits_are_those_of_compressed_tensors(recipe, when, models, moments, t
         assert distance(got, wanted) < 0.1
         same_layers(model, theirs, most)
     else:
-        assert distance(got, wanted) <= most
+        for name, layer, given, made in met_layers(model, theirs):
+            assert distance(layer(given), made) <= most, name
+        # The last bit of a sum, which torch adds as the processor likes, may take an input over the edge of its code.
+        assert distance(got, wanted) <= max(most, 1e-3)
     for layer in layers(model).values():
         layer.activations = None
     assert distance(run(model), wanted) > 2e-3  # that the inputs were quantized can be seen
