@@ -45,7 +45,9 @@ public:
     }
 
     // Parts of an output may lie at any address.
-    void write_global_scale(float x) const { std::memcpy(out_.global_scale->as<std::byte>(), &x, sizeof x); }
+    void write_global_scale(float x) const {
+        if (out_.global_scale) std::memcpy(out_.global_scale->as<std::byte>(), &x, sizeof x);
+    }
     void write_scale(std::int64_t block, const BlockScale& s) const {
         std::byte* p = scale(block);
         for (std::size_t i = 0; i < out_.scale.type.size(); ++i) p[i] = static_cast<std::byte>(s.stored >> 8 * i);
@@ -54,8 +56,8 @@ public:
     /// The same with an exponent, as float16.
     void write_expanded(std::int64_t block, const BlockScale& s, std::uint16_t exponent) const {
         std::memcpy(scale(block), &s.stored, sizeof(float));
-        std::memcpy(out_.zero_point->as<std::byte>() + block * std::int64_t{sizeof exponent}, &exponent,
-                    sizeof exponent);
+        constexpr std::int64_t size = sizeof exponent;
+        if (out_.zero_point) std::memcpy(out_.zero_point->as<std::byte>() + block * size, &exponent, size);
     }
 
     /// Elements [col, col + n) of a row, under one scale.

@@ -98,18 +98,16 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
     return m;
 }
 
-const std::byte* NumberMatrix::run(std::int64_t row, std::int64_t begin, std::int64_t n) const {
-    const std::byte* first = data + row * row_stride + begin * col_stride;
+bool NumberMatrix::is_run(std::int64_t row, std::int64_t begin, std::int64_t n) const {
     const std::size_t size = size_of(dtype);
     const bool side_by_side = col_stride == static_cast<std::int64_t>(size) || n <= 1;
-    return side_by_side && reinterpret_cast<std::uintptr_t>(first) % size == 0 ? first : nullptr;
+    return side_by_side && reinterpret_cast<std::uintptr_t>(element(row, begin)) % size == 0;
 }
 
 const float* NumberMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                                 std::vector<float>& scratch) const {
     if (n == 0) return scratch.data();  // memory without elements may be null, to which nothing can be added
-    if (dtype == DType::float32)
-        if (const std::byte* first = run(row, begin, n)) return reinterpret_cast<const float*>(first);
+    if (dtype == DType::float32 && is_run(row, begin, n)) return reinterpret_cast<const float*>(element(row, begin));
     if (scratch.size() < static_cast<std::size_t>(n)) scratch.resize(static_cast<std::size_t>(n));
     read(kernels, row, begin, n, scratch.data());
     return scratch.data();
@@ -118,16 +116,14 @@ const float* NumberMatrix::read(const KernelTable& kernels, std::int64_t row, st
 void NumberMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                         float* out) const {
     if (n == 0) return;
-    if (const std::byte* first = run(row, begin, n))
-        return kernels.dequantize.load[static_cast<std::size_t>(dtype)](first, n, out);
-    for (std::int64_t i = 0; i < n; ++i)
-        out[i] = load_number<float>(data + row * row_stride + (begin + i) * col_stride, dtype);
+    if (is_run(row, begin, n))
+        return kernels.dequantize.load[static_cast<std::size_t>(dtype)](element(row, begin), n, out);
+    for (std::int64_t i = 0; i < n; ++i) out[i] = load_number<float>(element(row, begin + i), dtype);
 }
 
 void OutputMatrix::write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                          const float* x) const {
-    if (void* first = in_place(row, begin, n))
-        return kernels.dequantize.store[static_cast<std::size_t>(dtype)](x, n, first);
+    if (is_run(row, begin, n)) return kernels.dequantize.store[static_cast<std::size_t>(dtype)](x, n, at(row, begin));
     for (std::int64_t i = 0; i < n; ++i) store_number(at(row, begin + i), dtype, x[i]);
 }
 

@@ -28,8 +28,11 @@ struct NumberMatrix {
     std::int64_t rows = 0, cols = 0;
     std::int64_t row_stride = 0, col_stride = 0;  // bytes
 
-    /// Where elements [begin, begin + n) of a row lie, side by side and aligned; else null.
-    [[nodiscard]] const std::byte* run(std::int64_t row, std::int64_t begin, std::int64_t n) const;
+    [[nodiscard]] const std::byte* element(std::int64_t row, std::int64_t col) const {
+        return data + row * row_stride + col * col_stride;
+    }
+    /// Whether elements [begin, begin + n) of a row lie side by side and aligned.
+    [[nodiscard]] bool is_run(std::int64_t row, std::int64_t begin, std::int64_t n) const;
     /// Elements [begin, begin + n) of a row: in place where they are such a run of float32, else through `scratch`.
     const float* read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                       std::vector<float>& scratch) const;
@@ -43,11 +46,11 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
 /// A matrix of numbers that is written.
 struct OutputMatrix : NumberMatrix {
     [[nodiscard]] std::byte* at(std::int64_t row, std::int64_t col) const {
-        return const_cast<std::byte*>(data) + row * row_stride + col * col_stride;
+        return const_cast<std::byte*>(element(row, col));
     }
     /// Where such a run lies, else null.
     [[nodiscard]] void* in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const {
-        return const_cast<std::byte*>(run(row, begin, n));
+        return is_run(row, begin, n) ? at(row, begin) : nullptr;
     }
     /// Rounds to the matrix's type, nearest even.
     void write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, const float* x) const;
