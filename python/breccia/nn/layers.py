@@ -460,7 +460,7 @@ def as_autocast(x: Any, argument: str = "input") -> Any:
     if not x.is_floating_point():
         raise TypeError(f"{argument} must be of a float dtype, got {x.dtype}")
     kind = x.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.dtype == torch.float64:
+    if kind == "meta" or not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(kind))
 
