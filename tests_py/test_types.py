@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What type checkers say of a program that uses the package, and of the stub of the compiled module."""
 
+import ast
 import os
 import re
 import subprocess
@@ -89,3 +90,21 @@ def test_the_stub_has_what_the_compiled_module_has():
     assert any("metaclass differs" in line for line in lines), said
     wrong = [one for one in lines if "metaclass differs" not in one and "does not have *args parameter" not in one]
     assert not wrong
+
+
+def test_tests_call_others_as_these_are_written():
+    """What only a GPU runs calls tests of frameworks, whose parameters change where nothing runs these calls."""
+    files = {path.stem: path for path in (ROOT / "tests_py").rglob("test_*.py") if path.parent.name != "bridges"}
+    found = 0
+    for path in (ROOT / "tests_py").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+        modules = {alias.asname or alias.name: alias.name for alias in imports if alias.name in files}
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            match call.func:
+                case ast.Attribute(value=ast.Name(id=module), attr=name) if module in modules and "test_" in name:
+                    tests = ast.parse(files[modules[module]].read_text()).body
+                    (takes,) = (len(one.args.args) for one in tests if getattr(one, "name", "") == name)
+                    assert len(call.args) == takes, f"{path.name}:{call.lineno} calls {name}, which takes {takes}"
+                    found += 1
+    assert found > 5

@@ -79,7 +79,7 @@ def test_a_moment_of_the_largest_float32_stays_finite(states: str, device: str) 
     options = adamw._Options(1e-2, 0.9, 0.999, 1.0, 0.0, 2)
     steps = []
     for where in ("cpu", device):
-        weights, gradients = parameters.to(where)
+        weights, gradients = parameters.clone().to(where)
         moments = [[part.to(where) for part in adamw._arrays(breccia.cast(moment * m, recipe))] for m in (1, 0)]
         if len(steps) == 0:
             adamw._step_of_codes(weights, gradients, *moments, recipe, options)

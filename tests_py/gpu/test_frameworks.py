@@ -58,13 +58,9 @@ def test_dtypes(recipe: Any, dtype: str) -> None:
     contract.test_dtypes(CUDA, recipe, dtype)
 
 
-@cases.ALL
-def test_views_and_copies(recipe: Any) -> None:
-    contract.test_transposed_view(CUDA, recipe)
-    contract.test_copy_and_pickle(CUDA, recipe)
-
-
 def test_the_rest_of_the_contract() -> None:
+    contract.test_transposed_view(CUDA)
+    contract.test_copy_and_pickle(CUDA)
     contract.test_stochastic_rounding_draws_the_same_everywhere(CUDA)
     contract.test_wrong_dtypes(CUDA)
     contract.test_ragged_and_empty(CUDA)

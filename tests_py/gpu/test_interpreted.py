@@ -342,3 +342,21 @@ def test_order(bits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(ordered, in_order(x, bits))
     assert table[:3].tolist() == [[0, 0, 3], [2, 3, 8], [2, 7, 8]]
     assert table[3:, 0].tolist() == [3, 3, 3] and table[3:, 1].tolist() == [8, 12, 16]
+
+
+@cases.some("current-fnuz delayed-b11 row-fnuz-e5m2 expanded expanded-32-e5m2 int8-expanded")
+def test_grouped_of_codes_that_no_kernel_decodes(recipe: Any, device: str) -> None:
+    """On either side: their values are multiplied."""
+    w = breccia.cast(torch.from_numpy(cases.normal((3, 40, 256), 2)).to(device), recipe)
+    offsets = torch.tensor([0, 5, 5, 19], dtype=torch.int32, device=device)
+    values = breccia.dequantize(w).double()
+    x = torch.from_numpy(cases.normal((21, 256), 3)).to(device).bfloat16()
+    rows = breccia.cast(x, cases.RECIPES["row-fnuz-e5m2"])
+    for given in (x, rows):
+        for dtype in (torch.bfloat16, torch.float32):
+            y = products.grouped_matmul(given, w, offsets, dtype)
+            exact = breccia.dequantize(given).double() if given is rows else x.double()
+            assert y.dtype == dtype
+            for e, (a, b) in enumerate(((0, 5), (5, 19))):
+                close(y[a:b], exact[a:b] @ values[2 * e].T, 5e-3)
+            assert (y[19:] == 0).all()

@@ -47,6 +47,8 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     x is bf16/fp16, or FP8 with scales per 1 x 128, floats or powers of two. `offsets` (E + 1, integers, on the device)
     is never read on the host; rows past its last entry are zero.
     """
+    if not recipes.decodes(w_stack):
+        return _by_floats(x, w_stack, offsets, out_dtype)
     w = recipes.operand(w_stack, exact=False)
     experts = w.shape[0] if len(w.shape) == 3 else 0
     if not experts or w.transposed:
@@ -60,7 +62,9 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     default = torch.bfloat16 if isinstance(x, ScaledTensor) else x.dtype
     product = Product(default if out_dtype is None else float_dtype(out_dtype, "out_dtype"), w=w, offsets=offsets)
     rows = x
-    if isinstance(x, ScaledTensor):
+    if isinstance(x, ScaledTensor) and not recipes.decodes(x):
+        rows = dequantize(x, "bfloat16")
+    elif isinstance(x, ScaledTensor):
         op = recipes.operand(x)
         fp8 = op.element in FP8 and w.element in FP8 and op.block == (1, 128) and w.block[1] == 128
         if fp8 and {op.sfmt, w.sfmt} <= {"float", "e8m0"}:
@@ -72,6 +76,23 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     if product.fp8 is None:
         product.rows = rows if rows.dtype in (torch.bfloat16, torch.float16) else rows.to(torch.bfloat16)
     return paths.run(product)
+
+
+def _by_floats(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dtype: Any) -> torch.Tensor:
+    """`grouped_matmul` by weights whose codes no kernel decodes: as floats, which torch multiplies."""
+    rows = dequantize(x, "bfloat16") if isinstance(x, ScaledTensor) else x
+    rows = rows if rows.dtype in (torch.bfloat16, torch.float16) else rows.to(torch.bfloat16)
+    dtype = rows.dtype if out_dtype is None else float_dtype(out_dtype, "out_dtype")
+    w, row = dequantize(w_stack, rows.dtype), torch.arange(len(rows), device=rows.device)
+    aligned = rows.shape[1] % 8 == w.shape[1] % 8 == 0 and rows.is_contiguous()
+    if aligned and rows.dtype == dtype == torch.bfloat16 and Product(dtype, rows=rows).on_hopper:
+        y = torch.nn.functional.grouped_mm(rows, w.mT, offs=offsets[1:].int())
+        return torch.where((row < offsets[-1])[:, None], y, 0)
+    expert = torch.searchsorted(offsets, row, right=True) - 1
+    y = torch.zeros(len(rows), w.shape[1], dtype=dtype, device=rows.device)
+    for e, weight in enumerate(w):
+        y = torch.where((expert == e)[:, None], (rows @ weight.T).to(dtype), y)
+    return y
 
 
 def _numbers(op: recipes.Operand) -> torch.Tensor:
