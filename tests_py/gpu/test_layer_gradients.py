@@ -25,8 +25,8 @@ CLOSE = {torch.bfloat16: 5e-3, torch.float16: 2e-3, torch.float32: 1e-5}
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of plans, by their verbs, but for casts. In the interpreter a CPU's tensors stand for a GPU's, and each call runs
-    in full."""
+    """What is asked of plans but for casts, by their verbs. In the interpreter a CPU's tensors stand for a GPU's, and
+    each call runs in full."""
     verbs: list[str] = []
     run = launches._run
 
