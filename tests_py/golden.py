@@ -11,7 +11,8 @@ import cases
 import numpy as np
 
 FILE = Path(__file__).with_name("data") / "golden.json"
-CLASSES = ("ordinary", "every exponent", "subnormal", "ties", "powers", "zeros", "outliers", "specials", "bf16", "f64")
+CLASSES = ("ordinary", "every exponent", "subnormal", "ties", "powers", "zeros", "outliers", "specials", "bf16", "f64",
+           "drawn", "weighted")  # fmt: skip
 
 
 def bits(count, seed):
@@ -58,13 +59,22 @@ def digest(recipe, kind):
             sha.update(f"{array.dtype.name}{array.shape}".encode() + array.tobytes())
 
     x = tensor(kind, cases.shape_for(recipe, rows=5, blocks=3, at_least=96))
-    scaled = breccia.cast(x, recipe)
+    scaled = breccia.cast(x, recipe, **options(kind, recipe, x))
     for part in (scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale):
         add(part)
     for dtype in ("float32", "float16"):
         values = breccia.dequantize(scaled, dtype=dtype)
         add(np.where(np.isnan(values), np.asarray(np.nan, values.dtype), values))  # which NaN is the processor's choice
     return sha.hexdigest()
+
+
+def options(kind, recipe, x):
+    """Of the cast: rounded at random, or with columns that count by importance, which groups with exponents refuse."""
+    if kind == "drawn":
+        return {"rounding": "stochastic", "seed": 2**40 - 3}
+    if kind != "weighted" or "Expanded" in type(recipe).__name__:
+        return {}
+    return {"importance": (bits(x.shape[1], "importance") % 1000).astype(np.float32)}
 
 
 def digests(recipe):
