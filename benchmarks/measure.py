@@ -66,7 +66,7 @@ PARTS = {
 }
 CASTS = ("casts of the core", "cpp/src/backends/kernels.cpp")
 PRODUCTS = ("products of the core", "cpp/src/backends/kernels.cpp")
-# What casts give, by class of input and option, which tests hold: a number made of codes alone is as old as these bytes.
+# What casts give, by class of input and option, as tests hold it: figures of codes alone are as old as these bytes.
 BYTES = "tests_py/data/golden.json"
 GPTQ = "python/breccia/calibration/error_feedback.py"
 COMPARED = (f"{BENCHMARKS}compare_cpu.py", *(f"{BENCHMARKS}comparison/{name}.py" for name in (
