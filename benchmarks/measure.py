@@ -6,14 +6,15 @@
     python benchmarks/measure.py call_cost cpu_avx2
     python benchmarks/measure.py gpu --commit 1a2b3c4   # where there is no git
 
-Each result is recorded with the version, the commit, the date, the machine, the command, and a digest of the sources
-that decide it, and how long it took, which --list says beforehand of the next time. `make_docs.py --check` fails where
+Each result is recorded with the version, the commit, the date, the machine, the command, and a digest of the code
+that decides it, and how long it took, which --list says beforehand of the next time. `make_docs.py --check` fails where
 the version is of an earlier minor one or such a source has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import datetime
 import functools
 import hashlib
@@ -32,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks/results"
 BENCHMARKS = "benchmarks/"
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Parts of the core by the sources that they begin with (patterns from the root). What those include is theirs, too, so
 # that an edit of a kernel for products leaves figures of casts as they are.
 WHEREVER = ("cpp/src/backends/*/target.hpp", "cpp/src/kernels/vocabulary.inl.hpp", "cpp/src/runtime/*.cpp")
@@ -236,14 +238,30 @@ def included(part: str) -> list[Path]:
     return sorted(file for file in found if any(file.is_relative_to(folder) for folder in counted))
 
 
+def code(file: Path) -> bytes:
+    """What decides of a source: its lines without docstrings, comments and blanks. Of any other file, all of it. (Of a
+    string that holds what looks like a comment, less is compared.)"""
+    content = file.read_bytes()
+    if file.suffix == ".py":
+        lines = content.split(b"\n")
+        for node in ast.walk(ast.parse(content)):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                first, last = node.body[0].lineno - 1, node.body[0].end_lineno or 0
+                lines[first:last] = [b""] * (last - first)
+        return b"\n".join(line for line in lines if line.strip() and not line.strip().startswith(b"#"))
+    if file.suffix in (".cpp", ".hpp", ".h"):
+        return b" ".join(re.sub(rb"//[^\n]*|/\*.*?\*/", b" ", content, flags=re.DOTALL).split())
+    return content
+
+
 def digest(source: str) -> str:
-    """Of a file, of all files in a folder, or of those of one of PARTS."""
+    """Of the code of a file, of all files in a folder, or of those of one of PARTS."""
     path, found = ROOT / source, hashlib.sha256()
     if source not in PARTS and not path.exists():
         raise FileNotFoundError(f"benchmarks/measure.py: there is no {source}")
     for file in included(source) if source in PARTS else sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and file.suffix not in (".pyc", ".so"):
-            found.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
+            found.update(f"{file.relative_to(ROOT)}\0".encode() + code(file))
     return found.hexdigest()[:16]
 
 

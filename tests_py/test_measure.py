@@ -97,6 +97,21 @@ def test_a_measurement_is_recorded(folder: Path) -> None:
     assert measure.stale() == []
 
 
+def test_words_about_code_do_not_make_a_figure_old(tmp_path: Path) -> None:
+    texts = {
+        "one.py": ('"""What."""\n\n\ndef f():\n    """How.\n\n    Why.\n    """\n    # Because.\n    return 1\n',
+                   "def f():\n    return 1\n", "def f():\n    return 2\n"),
+        "one.hpp": ("// What\n/* and\nhow */ int f() {\n    return 1; // why\n}\n", "int f() { return 1; }", "int f() { }"),
+        "one.json": ("1", "1", "2"),
+    }  # fmt: skip
+    for name, versions in texts.items():
+        path, digests = tmp_path / name, []
+        for text in versions:
+            path.write_text(text)
+            digests.append(measure.code(path))
+        assert digests[0] == digests[1] != digests[2], name
+
+
 def of_the_core(part: str) -> set[str]:
     return {path.relative_to(ROOT).as_posix() for path in measure.included(part)}
 
@@ -134,7 +149,7 @@ def test_a_digest_of_a_part_is_of_what_it_includes(tmp_path: Path, monkeypatch: 
     assert {path.relative_to(tmp_path).as_posix() for path in measure.included("casts")} == decide
     for name, text in texts.items():
         before = measure.digest("casts")
-        (tmp_path / name).write_text(text + "// changed\n")
+        (tmp_path / name).write_text(text + "int changed;\n")
         assert (measure.digest("casts") != before) == (name in decide), name
     (tmp_path / "cpp/src/kernels/a.hpp").write_text('#include "gone.hpp"\n')
     with pytest.raises(FileNotFoundError, match=r"there is no gone.hpp, which .*a.hpp includes"):
