@@ -101,7 +101,7 @@ def test_words_about_code_do_not_make_a_figure_old(tmp_path: Path) -> None:
     texts = {
         "one.py": ('"""What."""\n\n\ndef f():\n    """How.\n\n    Why.\n    """\n    # Because.\n    return 1\n',
                    "def f():\n    return 1\n", "def f():\n    return 2\n"),
-        "one.hpp": ("// What\n/* and\nhow */ int f() {\n    return 1; // why\n}\n", "int f() { return 1; }", "int f() { }"),
+        "one.hpp": ("// What\n/* and\nhow */ int f() {\n  return 1; // why\n}\n", "int f() { return 1; }", "int g();"),
         "one.json": ("1", "1", "2"),
     }  # fmt: skip
     for name, versions in texts.items():
