@@ -12,11 +12,11 @@ from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.frameworks.torch import byte_parameters, direct, direct_linear, from_pickle, launches, to_pickle
 from breccia.frameworks.torch import gradients as torch_gradients
+from breccia.nn import states
 from breccia.recipe_names import resolve
-from breccia.recipes import DelayedScaling, MXFP6BlockScaling, ScalingRecipe
+from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor, ready
 from breccia.schemes.inputs import largest_code
-from breccia.value import sixes
 from breccia.value.display import brief
 from breccia.value.form import PARTS, Form
 from breccia.verbs.packed import PackedWeight
@@ -24,7 +24,6 @@ from breccia.verbs.packed import PackedWeight
 __all__ = ["QuantizedLinear", "ScaledLinear"]
 
 _ROLES = ("x", "w", "grad")
-_PARTS = ("weight_data", "weight_scale", "weight_zero_point", "weight_global_scale")
 _MAX_REPEATS = 16
 
 
@@ -189,13 +188,13 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         Returns:
             The layer itself. Its ``state_dict`` keeps its names, holds bytes now, and loads what it held before.
         """
-        for name in _PARTS:
+        for name in states.PARTS:
             part = self._buffers.get(name)
             if part is None or part.ndim == 0:
                 continue
             self._dtypes[name] = part.dtype
             del self._buffers[name]
-            held = _as_bytes(part)
+            held = states.as_bytes(part)
             if not held.untyped_storage().resizable():  # NumPy's memory, which FSDP cannot give back
                 held = held.clone()
             self.register_parameter(name, byte_parameters.parameter_of(held))
@@ -208,71 +207,10 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in () if keep_vars else self._dtypes:
-            destination[prefix + name] = byte_parameters.bytes_in(destination[prefix + name])
-        said = getattr(destination, "_metadata", {}).get(prefix[:-1])  # where torch keeps a module's version
-        if said is not None:
-            said["codes"] = self._codes()
-
-    def _codes(self) -> str:
-        """What bytes of the parts stand for."""
-        return " ".join(str(getattr(self.recipe, name, "")) for name in ("element", "global_scale_form")).strip()
+        states.complete(self, destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        wrong = self._of_another_recipe(state_dict, prefix, (arguments[0] or {}).get("codes"))
-        if wrong:  # as torch says it of shapes, the layer staying as it was
-            errors: list[str] = arguments[-1]
-            errors.extend(wrong)
-            return
-        # Bytes for codes, or codes for bytes: copied as numbers they would change.
-        for name in _PARTS:
-            given, here = state_dict.get(prefix + name), getattr(self, name)
-            if given is not None and here is not None and given.dtype != here.dtype:
-                if name in self._dtypes and given.dtype == self._dtypes[name]:
-                    state_dict[prefix + name] = _as_bytes(given)
-                elif name not in self._dtypes and given.dtype == torch.uint8:
-                    state_dict[prefix + name] = given.view(here.dtype)
-        given, here = state_dict.get(prefix + "weight_data"), self.weight_data
-        if given is not None and self.recipe.name == MXFP6BlockScaling.name and given.shape != here.shape:
-            # Codes of a byte each for packed ones, or packed ones for those.
-            if self._packed and given.shape == self.weight.shape:
-                state_dict[prefix + "weight_data"] = sixes.pack(given)
-            elif not self._packed and given.ndim == here.ndim and 4 * given.shape[-1] == 3 * here.shape[-1]:
-                state_dict[prefix + "weight_data"] = sixes.unpack(given)
-        # As bytes: before 2.9, torch copies no tensor of two codes to a byte.
-        coded = {}
-        for name in _PARTS:
-            here = self._buffers.get(name)
-            if here is not None and here.dtype == torch.float4_e2m1fn_x2:
-                self._buffers[name] = _as_bytes(here)
-                coded[name] = here, self._buffers[name]
-                given = state_dict.get(prefix + name)
-                if given is not None and given.dtype == here.dtype:
-                    state_dict[prefix + name] = _as_bytes(given)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-        for name, (here, filled) in coded.items():
-            loaded: Any = self._buffers[name]  # with assign=True the given one
-            self._buffers[name] = here if loaded is filled else loaded.view(here.dtype)
-
-    def _of_another_recipe(self, state_dict: dict[str, Any], prefix: str, codes: str | None) -> list[str]:
-        """What is of another format: copied as numbers, codes would become others, and bytes be read as others.
-
-        Args:
-            state_dict: of a model.
-            prefix: of this layer's parts.
-            codes: `_codes` of the layer whose state it is, where that is known.
-        """
-        if codes is not None and codes != self._codes() and prefix + "weight_data" in state_dict:
-            return [f"{prefix}weight_data must be codes of {self._codes()} as {self.recipe} has it, got {codes}"]
-        wrong = []
-        for name in _PARTS:
-            given, here = state_dict.get(prefix + name), getattr(self, name)
-            if not isinstance(given, torch.Tensor) or here is None:
-                continue
-            wanted = self._dtypes.get(name, here.dtype)
-            if given.dtype not in (wanted, torch.uint8) and given.dtype.itemsize == 1:
-                wrong.append(f"{prefix}{name} must be {wanted} as {self.recipe} has it, got {given.dtype}")
-        return wrong
+        states.load(self, state_dict, prefix, arguments, super()._load_from_state_dict)
 
     @property
     def weight(self) -> ScaledTensor:
@@ -366,7 +304,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         if not self._dtypes and not self._packed:
             if len(self._repeats) >= _MAX_REPEATS:
                 self._repeats.clear()
-            repeat = launches.repeated_linear(x, self.weight, self._buffers, _PARTS, recipe)
+            repeat = launches.repeated_linear(x, self.weight, self._buffers, states.PARTS, recipe)
             if repeat is not None:
                 self._repeats[x.shape] = repeat
         return y
@@ -463,7 +401,3 @@ def as_autocast(x: Any, argument: str = "input") -> Any:
     if kind == "meta" or not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(kind))
-
-
-def _as_bytes(part: Any) -> Any:
-    return (part if part.dtype.itemsize == 1 else part.contiguous()).view(torch.uint8)
