@@ -11,7 +11,8 @@ from breccia.device import GpuInfo
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.ops import float_dtype
 from breccia.kernels.triton.products import paths
-from breccia.kernels.triton.products.dispatch import FP8, fp8
+from breccia.kernels.triton.products.dispatch import FP8
+from breccia.kernels.triton.products.product import HOPPER, Fp8, Product
 from breccia.scaled_tensor import ScaledTensor
 
 
@@ -43,6 +44,15 @@ def _codes(op: recipes.Operand, along: int) -> torch.Tensor:
     return codes if k_last else codes.mT
 
 
+def _product(out_dtype: Any, bias: torch.Tensor | None, operands: Fp8, autotune: bool) -> torch.Tensor:
+    product = Product(torch.bfloat16 if out_dtype is None else float_dtype(out_dtype, "out_dtype"), bias, operands)
+    if not autotune or product.major != HOPPER:
+        return paths.run(product)
+    from breccia.kernels.triton.products.autotune import tuned
+
+    return tuned(product.dtype, bias, operands)
+
+
 def scaled_matmul_triton(
     a: ScaledTensor,
     b: ScaledTensor,
@@ -68,13 +78,8 @@ def scaled_matmul_triton(
                 f"{name} must have a scale per tensor, or per row of a and column of b; got {op.tensor.layout}"
             )
         scales.append(op.scale.reshape(-1, 1).float())
-    dtype = torch.bfloat16 if out_dtype is None else float_dtype(out_dtype, "out_dtype")
-    x, w = _codes(left, 1), _codes(right, 0)
-    if autotune:
-        from breccia.kernels.triton.products.autotune import tuned
-
-        return tuned(x, w, scales[0], scales[1], dtype, bias, False, fast_accumulate)
-    return fp8(x, w, scales[0], scales[1], dtype, bias, False, fast_accumulate)
+    operands = Fp8(_codes(left, 1), _codes(right, 0), scales[0], scales[1], False, fast_accumulate)
+    return _product(out_dtype, bias, operands, autotune)
 
 
 def block_scaled_matmul_triton(
@@ -90,13 +95,8 @@ def block_scaled_matmul_triton(
         raise ValueError(f"a must have a float scale per 1 x 128 along K, got {a.layout}")
     if not right.transposed or right.block not in ((1, 128), (128, 128)) or right.sfmt != "float":
         raise ValueError(f"b must be the transpose of a weight (N, K) scaled per 1 x 128 or 128 x 128, got {b.layout}")
-    dtype = torch.bfloat16 if out_dtype is None else float_dtype(out_dtype, "out_dtype")
-    x, w = _codes(left, 1), _codes(right, 0)
-    if autotune:
-        from breccia.kernels.triton.products.autotune import tuned
-
-        return tuned(x, w, left.scale.float(), right.scale.float(), dtype, bias, True, False)
-    return fp8(x, w, left.scale.float(), right.scale.float(), dtype, bias, True, False)
+    operands = Fp8(_codes(left, 1), _codes(right, 0), left.scale.float(), right.scale.float(), True)
+    return _product(out_dtype, bias, operands, autotune)
 
 
 def gpu_info(device: int = 0) -> GpuInfo:

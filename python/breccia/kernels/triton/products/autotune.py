@@ -16,6 +16,7 @@ import torch
 import triton
 
 from breccia.kernels.triton.products.configs import Tile, candidates
+from breccia.kernels.triton.products.product import Fp8
 
 
 def cache_file() -> Path:
@@ -43,26 +44,13 @@ def _save(key: str, tile: Tile) -> None:
         pass  # a read-only home: tune again next time
 
 
-def tuned(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    dtype: torch.dtype,
-    bias: torch.Tensor | None,
-    block: bool,
-    fast: bool,
-) -> torch.Tensor:
-    """`products.fp8` with the best configuration for exactly this shape."""
-    from breccia.kernels.triton.products.dispatch import fp8
-
-    if torch.cuda.get_device_capability(x.device)[0] != 9:
-        return fp8(x, w, x_scale, w_scale, dtype, bias, block, fast)
+def tuned(dtype: torch.dtype, bias: torch.Tensor | None, p: Fp8) -> torch.Tensor:
+    """A product on Hopper with the best configuration for exactly this shape."""
     from breccia.kernels.triton.products.dense_matmul import dense_matmul
 
-    mode = "block" if block else "fast" if fast else "precise"
-    (m, k), n = x.shape, w.shape[0]
-    key = f"{torch.cuda.get_device_name(x.device)}|{triton.__version__}|{mode}|{m}x{n}x{k}|{dtype}"
+    (m, k), n = p.x.shape, p.w.shape[0]
+    key = f"{torch.cuda.get_device_name(p.x.device)}|{triton.__version__}|{p.mode}|{m}x{n}x{k}|{dtype}"
+    operands = p.x, p.w, p.x_scale, p.w_scale, dtype, bias, p.blocks, p.fast
     known = _load().get(key)
     try:
         tile = None if known is None else Tile(**known)
@@ -70,10 +58,8 @@ def tuned(
         tile = None
     if tile is None:
         times = {}
-        for candidate in candidates(m, n, k, mode):
-            times[candidate] = triton.testing.do_bench(
-                lambda c=candidate: dense_matmul(x, w, x_scale, w_scale, dtype, bias, block, fast, c), warmup=5, rep=20
-            )
+        for candidate in candidates(m, n, k, p.mode):
+            times[candidate] = triton.testing.do_bench(lambda c=candidate: dense_matmul(*operands, c), warmup=5, rep=20)
         tile = min(times, key=lambda c: times[c])
         _save(key, tile)
-    return dense_matmul(x, w, x_scale, w_scale, dtype, bias, block, fast, tile)
+    return dense_matmul(*operands, tile)

@@ -147,20 +147,6 @@ def _integers(x: recipes.Operand, w: recipes.Operand) -> Integers | None:
     return Integers(codes[0], codes[1], scales[0], scales[1], pairs.zeros_of(x), pairs.zeros_of(w))
 
 
-def fp8(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    dtype: torch.dtype,
-    bias: Any,
-    block: bool,
-    fast: bool,
-) -> torch.Tensor:
-    """FP8 rows (M, K) by FP8 weights (N, K), on this machine's best kernel."""
-    return paths.run(Product(dtype, bias, Fp8(x, w, x_scale, w_scale, block, fast)))
-
-
 def weight_only(x: torch.Tensor, w: recipes.Operand, dtype: torch.dtype, bias: Any) -> torch.Tensor:
     """bf16/fp16 rows by a quantized weight (N, K)."""
     return paths.run(Product(dtype, bias, rows=x, w=w))

@@ -35,7 +35,7 @@ class Path:
 
 
 def _run_rows_by_weight(p: Product) -> torch.Tensor:
-    rows, w = pairs.rows_by_weight(*running.pair(p))
+    rows, w = pairs.rows_by_weight(*running.given(p.pair))
     return run(Product(p.dtype, p.bias, rows=rows, w=w))
 
 
@@ -117,7 +117,7 @@ PATHS = [
         PAIR,
         "MXFP8 × MXFP8, NVFP4 × NVFP4",
         lambda p: p.pair is not None and blackwell.takes(*p.pair),
-        lambda p: blackwell.product(*running.pair(p), p.dtype, p.bias),
+        lambda p: blackwell.product(*running.given(p.pair), p.dtype, p.bias),
         blackwell=True,
     ),
     Path(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,6 +14,14 @@ from breccia.kernels.triton.ops import dequantize, dequantize_operand, source_of
 from breccia.kernels.triton.products import configs, gemm, pairs
 from breccia.kernels.triton.products.product import Fp8, Product
 from breccia.scaled_tensor import ScaledTensor
+
+T = TypeVar("T")
+
+
+def given(part: T | None) -> T:
+    """What a path has seen of a product that it takes."""
+    assert part is not None
+    return part
 
 
 def takes_gemv8(p: Product) -> bool:
@@ -52,24 +60,20 @@ def takes_scaled_mm(p: Product) -> bool:
 
 
 def run_scaled_mm(p: Product) -> torch.Tensor:
-    assert p.fp8 is not None
-    scales = _scaled_mm_scales(p.fp8, p.dtype)
-    assert scales is not None
-    left, right = scales
-    return torch._scaled_mm(p.fp8.x, p.fp8.w.T, scale_a=left, scale_b=right, out_dtype=p.dtype, use_fast_accum=False)
+    f = given(p.fp8)
+    left, right = given(_scaled_mm_scales(f, p.dtype))
+    return torch._scaled_mm(f.x, f.w.T, scale_a=left, scale_b=right, out_dtype=p.dtype, use_fast_accum=False)
 
 
 def run_fp8_hopper(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.dense_matmul import dense_matmul
 
-    f = p.fp8
-    assert f is not None
+    f = given(p.fp8)
     return dense_matmul(f.x, f.w, f.x_scale, f.w_scale, p.dtype, p.bias, f.blocks, f.fast)
 
 
 def run_fp8_blocks(p: Product) -> torch.Tensor:
-    f = p.fp8
-    assert f is not None
+    f = given(p.fp8)
     rows = 1 if f.w_scale.shape[0] == f.w.shape[0] else 128
     element = "e4m3" if f.w.dtype == torch.float8_e4m3fn else "e5m2"
     # Tiles of activations as rows.
@@ -78,8 +82,7 @@ def run_fp8_blocks(p: Product) -> torch.Tensor:
 
 
 def run_fp8_decoded(p: Product) -> torch.Tensor:
-    f = p.fp8
-    assert f is not None
+    f = given(p.fp8)
     if f.x.device.type == "cuda" and _wide_output():
         y = torch.mm(f.x.bfloat16(), f.w.bfloat16().mT, out_dtype=torch.float32) * f.x_scale * f.w_scale.reshape(1, -1)
     else:
@@ -90,58 +93,48 @@ def run_fp8_decoded(p: Product) -> torch.Tensor:
 def run_rows(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.w4_gemv import w4_gemv
 
-    assert p.rows is not None
-    assert p.w is not None
-    assert p.kind is not None
-    return w4_gemv(p.rows, p.w.codes, p.scaled[0], p.kind, p.dtype, p.w.global_scale, p.bias)
+    w = given(p.w)
+    return w4_gemv(given(p.rows), w.codes, p.scaled[0], given(p.kind), p.dtype, w.global_scale, p.bias)
 
 
 def run_fused(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.weights_matmul import weights_matmul
 
-    assert p.rows is not None
-    assert p.w is not None
-    assert p.kind is not None
-    (scale, block), level = p.scaled, p.w.global_scale
+    w, (scale, block) = given(p.w), p.scaled
+    level = w.global_scale
     if p.offsets is not None and level is not None:
-        level = pairs.for_each(level, p.w.shape[0])
-    return weights_matmul(p.rows, p.w.codes, scale, p.kind, p.w.element, block, p.dtype, level, p.bias, p.offsets)
+        level = pairs.for_each(level, w.shape[0])
+    kind = given(p.kind)
+    return weights_matmul(given(p.rows), w.codes, scale, kind, w.element, block, p.dtype, level, p.bias, p.offsets)
 
 
 def run_gemv(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.gemv import gemv
 
-    assert p.rows is not None
-    assert p.w is not None
-    scale, block = p.scaled
-    return gemv(p.rows, p.w.codes, scale, p.w.element, p.w.sfmt, block, p.dtype, p.w.global_scale, p.bias)
+    w, (scale, block) = given(p.w), p.scaled
+    return gemv(given(p.rows), w.codes, scale, w.element, w.sfmt, block, p.dtype, w.global_scale, p.bias)
 
 
 def run_gemv8(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.gemv import gemv8
 
-    assert p.rows is not None
-    assert p.w is not None
-    scale, block = p.scaled
-    return gemv8(p.rows, p.w.codes, scale, p.w.element, p.w.sfmt, block, p.dtype, p.bias, early=p.on_hopper)
+    w, (scale, block) = given(p.w), p.scaled
+    return gemv8(given(p.rows), w.codes, scale, w.element, w.sfmt, block, p.dtype, p.bias, early=p.on_hopper)
 
 
 def run_decoded_weight(p: Product) -> torch.Tensor:
-    assert p.rows is not None
-    assert p.w is not None
-    values = dequantize_operand(p.w, p.rows.dtype)
+    rows = given(p.rows)
+    values = dequantize_operand(given(p.w), rows.dtype)
     if p.dtype == torch.float32 and _wide_output():
-        y = torch.mm(p.rows, values.T, out_dtype=torch.float32)
+        y = torch.mm(rows, values.T, out_dtype=torch.float32)
         return y if p.bias is None else y + p.bias
-    y = torch.nn.functional.linear(p.rows, values, None if p.bias is None else p.bias.to(p.rows.dtype))
+    y = torch.nn.functional.linear(rows, values, None if p.bias is None else p.bias.to(rows.dtype))
     return y if y.dtype == p.dtype else y.to(p.dtype)
 
 
 def run_grouped(p: Product) -> torch.Tensor:
-    w = p.w
-    assert w is not None
-    x, x_scale = (p.rows, None) if p.fp8 is None else (p.fp8.x, p.fp8.x_scale)
-    assert x is not None
+    w = given(p.w)
+    x, x_scale = (given(p.rows), None) if p.fp8 is None else (p.fp8.x, p.fp8.x_scale)
     (scale, block), level = p.scaled, w.global_scale
     level = None if level is None else pairs.for_each(level, w.shape[0])
     zero = w.zero_point if w.element != "int8" or w.zero_point is None else w.zero_point.view(torch.int8)
@@ -164,10 +157,8 @@ def takes_experts(p: Product) -> bool:
 def run_experts(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.dense_matmul import experts_matmul
 
-    f = p.fp8
-    assert f is not None
-    assert p.offsets is not None
-    return experts_matmul(f.x, f.w, f.x_scale, f.w_scale, p.offsets, p.dtype)
+    f = given(p.fp8)
+    return experts_matmul(f.x, f.w, f.x_scale, f.w_scale, given(p.offsets), p.dtype)
 
 
 def _exact_in_bf16(x: Any) -> bool:
@@ -198,8 +189,7 @@ def takes_values(p: Product) -> bool:
 
 
 def _decoded(p: Product, dtype: torch.dtype) -> list[torch.Tensor]:
-    assert p.operands is not None
-    return [dequantize(x, dtype) if isinstance(x, ScaledTensor) else x.to(dtype) for x in p.operands]
+    return [dequantize(x, dtype) if isinstance(x, ScaledTensor) else x.to(dtype) for x in given(p.operands)]
 
 
 def run_exact(p: Product) -> torch.Tensor:
@@ -212,8 +202,7 @@ def run_exact(p: Product) -> torch.Tensor:
 def run_int8_hopper(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.dense_matmul import dense_matmul
 
-    i = p.ints
-    assert i is not None
+    i = given(p.ints)
     return dense_matmul(
         i.x, i.w, i.x_scale.float(), i.w_scale.float(), p.dtype, p.bias, a_zero=i.x_zero, b_zero=i.w_zero
     )
@@ -222,14 +211,8 @@ def run_int8_hopper(p: Product) -> torch.Tensor:
 def run_int8(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.int8_gemm import int8_gemm
 
-    i = p.ints
-    assert i is not None
+    i = given(p.ints)
     return int8_gemm(i.x, i.w, i.x_scale, i.w_scale, p.dtype, p.bias, i.x_zero, i.w_zero)
-
-
-def pair(p: Product) -> tuple[recipes.Operand, recipes.Operand]:
-    assert p.pair is not None
-    return p.pair
 
 
 def takes_integers(p: Product) -> bool:
@@ -240,11 +223,11 @@ def takes_integers(p: Product) -> bool:
 
 
 def _rows_of(p: Product) -> int:
-    return math.prod(pair(p)[0].shape[:-1])
+    return math.prod(given(p.pair)[0].shape[:-1])
 
 
 def run_integers(p: Product) -> torch.Tensor:
-    return run_dense(p, *((pairs.integers(op), pairs.flat_scale(op)) for op in pair(p)))
+    return run_dense(p, *((pairs.integers(op), pairs.flat_scale(op)) for op in given(p.pair)))
 
 
 def takes_halves(p: Product) -> bool:
@@ -258,16 +241,15 @@ def takes_halves(p: Product) -> bool:
 
 
 def run_halves(p: Product) -> torch.Tensor:
-    return run_dense(p, *(pairs.halves(op) for op in pair(p)))
+    return run_dense(p, *(pairs.halves(op) for op in given(p.pair)))
 
 
 def run_rows_dense(p: Product) -> torch.Tensor:
     """Scales per block that are floats go into the weights, which rounds them once."""
-    assert p.rows is not None
-    assert p.w is not None
-    one = pairs.one(p.rows.device.index)
-    exact = pairs.scale_of(p.w) == "whole"
-    return run_dense(p, (p.rows, one), pairs.halves(p.w) if exact else (dequantize_operand(p.w, torch.bfloat16), one))
+    rows, w = given(p.rows), given(p.w)
+    one = pairs.one(rows.device.index)
+    exact = pairs.scale_of(w) == "whole"
+    return run_dense(p, (rows, one), pairs.halves(w) if exact else (dequantize_operand(w, torch.bfloat16), one))
 
 
 def run_dense(
@@ -289,7 +271,7 @@ def takes_decoded_in_order(p: Product) -> bool:
         return False
     from breccia.kernels.triton.products.weights_matmul import kind_of, takes_weight
 
-    x, w = pair(p)
+    x, w = given(p.pair)
     rows, (n, k) = _rows_of(p), w.shape
     kind = kind_of(w.element, w.sfmt, Product(p.dtype, w=w).scaled[1])
     fused = configs.weight_only(rows, n, k, w.element) == "fused" and w.zero_point is None
@@ -301,13 +283,12 @@ def takes_decoded_in_order(p: Product) -> bool:
 def run_decoded_in_order(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.weights_matmul import kind_of, weights_matmul
 
-    x, w = pair(p)
-    source, (scale, block) = source_of(x), Product(p.dtype, w=w).scaled
-    kind = kind_of(w.element, w.sfmt, block)
-    assert source is not None
-    assert kind is not None
+    x, w = given(p.pair)
+    scale, block = Product(p.dtype, w=w).scaled
+    kind = given(kind_of(w.element, w.sfmt, block))
     tile = configs.weight_tile(_rows_of(p), w.shape[0], kind)
-    return weights_matmul(source, w.codes, scale, kind, w.element, block, p.dtype, w.global_scale, p.bias, tile=tile)
+    rows = given(source_of(x))
+    return weights_matmul(rows, w.codes, scale, kind, w.element, block, p.dtype, w.global_scale, p.bias, tile=tile)
 
 
 def takes_rows_by_weight(p: Product) -> bool:
