@@ -278,20 +278,6 @@ def requantize_parts(scaled: ScaledTensor, recipe: Any) -> list[torch.Tensor]:
     return tensors.whole_array_requantize(scaled, recipe)
 
 
-__all__ = [
-    "cast",
-    "cast_parts",
-    "cast_transpose",
-    "dequantize",
-    "dequantize_operand",
-    "float_dtype",
-    "requantize",
-    "requantize_parts",
-    "rms_norm_parts",
-    "silu_mul_parts",
-]
-
-
 def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int] | None:
     """`breccia.transpose` of a CUDA ScaledTensor with blocks of `group`, and its counts, which it waits for; None where
     no kernel does it.

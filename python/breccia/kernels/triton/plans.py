@@ -101,7 +101,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.problem = "operands share memory"
 
     def __enter__(self) -> Any:
-        self.before, runtime.observer.launched = runtime.observer.launched, self._launched
+        self.before = runtime.observer.launched
+        runtime.observer.launched = lambda *launched: self.launched.append(launched)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -122,9 +123,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         elif not func.is_view and not self.problem:
             self.problem = f"it calls {name}"
         return made
-
-    def _launched(self, kernel: Any, compiled: Any, grid: tuple[int, ...], args: Any, options: Any) -> None:
-        self.launched.append((kernel, compiled, grid, args, options))
 
     def plan(self, made: list[torch.Tensor]) -> _core.LaunchPlan:
         """The plan of the call that returned `made`."""

@@ -37,6 +37,27 @@ def empty_along_rows(rows: int, blocks: int, device: Any) -> torch.Tensor:
     return torch.empty_strided((rows, blocks), (1, -(-rows // 4) * 4), dtype=torch.float32, device=device)
 
 
+def empty_parts(
+    shape: tuple[int, ...],
+    fmt: str,
+    block: tuple[int, int],
+    rule: str,
+    scale_dtype: torch.dtype,
+    packed: bool,
+    device: Any,
+    *,
+    along: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for the codes of a cast and for its scales; `along`: the latter as `along_rows` says."""
+    rows, cols = shape
+    codes = torch.empty((rows, (cols + 1) // 2 if packed else cols), dtype=torch.uint8, device=device)
+    blocks = -(-cols // block[1])
+    if along and along_rows(fmt, block, rule, scale_dtype):
+        return codes, empty_along_rows(rows, blocks, device)
+    dtype = out_dtype_of_scale(rule, scale_dtype)
+    return codes, torch.empty((-(-rows // block[0]), blocks), dtype=dtype, device=device)
+
+
 def one_byte_scales(scale: torch.Tensor) -> torch.Tensor:
     """Their bytes, contiguous and where words of four can be viewed; no copy where that already holds."""
     scale = scale.view(torch.uint8).contiguous()

@@ -23,12 +23,7 @@ from breccia.kernels.triton.device.codecs import (
 )
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes, takes_turned
-from breccia.kernels.triton.runtime import (
-    along_rows,
-    empty_along_rows,
-    launch,
-    out_dtype_of_scale,
-)
+from breccia.kernels.triton.runtime import empty_parts, launch
 from breccia.kernels.triton.turn import contiguous_rows
 
 TILE, WARPS, STEPS = (
@@ -231,13 +226,7 @@ def cast_block(
 
         return cast_words(x, fmt, block, rule, scale_dtype)
     sm, g = block
-    width = (cols + 1) // 2 if packed else cols
-    codes = torch.empty((rows, width), dtype=torch.uint8, device=x.device)
-    if along_rows(fmt, block, rule, scale_dtype):
-        scales = empty_along_rows(rows, triton.cdiv(cols, g), x.device)
-    else:
-        size = (triton.cdiv(rows, sm), triton.cdiv(cols, g))
-        scales = torch.empty(size, dtype=out_dtype_of_scale(rule, scale_dtype), device=x.device)
+    codes, scales = empty_parts(x.shape, fmt, block, rule, scale_dtype, packed, x.device, along=True)
     if codes.numel() == 0:
         return codes, scales
     bk = max(g, min(256 if sm == 1 else 128, triton.next_power_of_2(cols)), 2)

@@ -14,7 +14,7 @@ from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
 from breccia.kernels.triton.casts.cast_tensor import cast_tensor, statistics
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes
-from breccia.kernels.triton.runtime import launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import empty_parts, launch
 from breccia.kernels.triton.turn import contiguous_rows, turned
 
 
@@ -70,11 +70,8 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
         return [codes, scale], [turned(codes), scale]
     if plan.kind not in ("block", "nvfp4") or max(sm, g) > 128 or (sm > 1 and sm != g):
         return None
-    made = []
-    for m, k in ((rows, cols), (cols, rows)):
-        codes = torch.empty((m, k // 2 if plan.packed else k), dtype=torch.uint8, device=x.device)
-        dtype = torch.uint8 if plan.kind == "nvfp4" else out_dtype_of_scale(plan.rule, plan.scale_dtype)
-        made.append([codes, torch.empty((triton.cdiv(m, sm), triton.cdiv(k, g)), dtype=dtype, device=x.device)])
+    form = (plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed, x.device)
+    made = [list(empty_parts(shape, *form)) for shape in ((rows, cols), (cols, rows))]
     stats = made[0][1]
     rule = plan.rule
     if plan.kind == "nvfp4" and plan.two_level:

@@ -85,23 +85,10 @@ def round_run(
     element: str,
     multiply: bool,
 ) -> None:
-    """Columns [begin, end) of x (M, K) float32, in whose place remainders come, and of codes (M, K) uint8.
-
-    Args:
-        x: contiguous; columns in their order.
-        codes: contiguous; those where a number or a scale is not finite stay.
-        fed: (M, end - begin), what columns before add; None: nothing.
-        shares: (K, K) of float32, zero up to the diagonal: what a remainder of column i adds to column c at [i, c].
-        order: (K,) of integers, where the columns come from.
-        begin: the first column.
-        end: behind the last, at most 128 further.
-        scale: of blocks, (rows, columns) of float32.
-        factor: what values are multiplied by; where they are divided by the scale it is not read.
-        zero_point: of blocks in float32, or None.
-        block: rows and columns of one.
-        element: the element format.
-        multiply: whether codes are made by multiplication.
-    """
+    """Columns [begin, end), at most 128, of x (M, K) float32, in whose place remainders come, and of codes (M, K)
+    uint8, which stay where a number or a scale is not finite; both are contiguous. `fed` (M, end - begin) is what
+    columns before add, `shares` and `order` are those of `error_feedback.Feed`, `scale`, `factor` and `zero_point` are
+    of blocks in float32. Values are multiplied by the factor (`multiply`) or divided by the scale."""
     form = Form(BY_FORMAT[element], zero_point=zero_point is not None)
     run = shares[begin:, begin:]
     scale, factor = scale.contiguous(), factor.contiguous()

@@ -21,12 +21,7 @@ from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
 from breccia.kernels.triton.device.codecs import HW
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan
-from breccia.kernels.triton.runtime import (
-    along_rows,
-    empty_along_rows,
-    launch,
-    out_dtype_of_scale,
-)
+from breccia.kernels.triton.runtime import empty_parts, launch
 
 MAX_ROW = 16384  # columns that one tile holds, where a scale belongs to a whole row
 
@@ -125,14 +120,9 @@ def _form(plan: Plan, columns: int) -> Form:
 
 def _results(plan: Plan, rows: int, columns: int, device: Any) -> list[torch.Tensor]:
     """Memory for codes and scales, laid out as `cast_block` and `cast_nvfp4` do."""
-    codes = torch.empty((rows, (columns + 1) // 2 if plan.packed else columns), dtype=torch.uint8, device=device)
-    if plan.kind == "row":
-        return [codes, torch.empty((rows, 1), dtype=plan.scale_dtype, device=device)]
-    blocks = triton.cdiv(columns, plan.block[1])
-    if plan.kind == "block" and along_rows(plan.element, plan.block, plan.rule, plan.scale_dtype):
-        return [codes, empty_along_rows(rows, blocks, device)]
-    dtype = torch.uint8 if plan.kind == "nvfp4" else out_dtype_of_scale(plan.rule, plan.scale_dtype)
-    return [codes, torch.empty((rows, blocks), dtype=dtype, device=device)]
+    block = (1, columns) if plan.kind == "row" else plan.block
+    made = (plan.element, block, plan.rule, plan.scale_dtype, plan.packed, device)
+    return list(empty_parts((rows, columns), *made, along=plan.kind == "block"))
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor, plan: Plan) -> list[torch.Tensor]:

@@ -34,7 +34,7 @@ from breccia.kernels.triton.device.codecs import (
 )
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan
-from breccia.kernels.triton.runtime import launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import empty_parts, launch
 from breccia.kernels.triton.turn import contiguous_rows
 
 TILE, WARPS = 256, 1  # elements and warps of a program. One warp: with four, Triton 3.6 got a sum of float32 wrong
@@ -249,10 +249,9 @@ def cast_search(x: torch.Tensor, plan: Plan) -> list[torch.Tensor]:
     rows, cols = x.shape
     g = plan.block[1]
     nvfp4, asymmetric = plan.rule in NVFP4_RULES, plan.rule == "asymmetric"
-    codes = torch.empty((rows, cols // 2 if plan.packed else cols), dtype=torch.uint8, device=x.device)
-    dtype = torch.uint8 if nvfp4 else out_dtype_of_scale(plan.rule, plan.scale_dtype)
-    scales = torch.empty((rows, cols // g), dtype=dtype, device=x.device)
-    made = [codes, scales]
+    form = (plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed, x.device)
+    made = list(empty_parts(x.shape, *form))
+    codes, scales = made
     if asymmetric:
         made.append(torch.empty((rows, cols // g), dtype=torch.uint8, device=x.device))
     stats = scales

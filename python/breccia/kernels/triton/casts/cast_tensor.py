@@ -195,8 +195,12 @@ def cast_row_kernel(
         tl.store(code_ptr + row * K + k0 + cols, code, mask=inside)
 
 
-def _amax(x: torch.Tensor, parts: torch.Tensor) -> int:
-    """Partial maxima of any matrix; their number."""
+def partial_maxima(x: torch.Tensor, parts: torch.Tensor) -> int:
+    """Their number; parts gets those of finite magnitudes first, those of all magnitudes from PARTIALS on."""
+    if x.is_contiguous() and x.numel() < 2**31 and takes(x, "e4m3", (1, 16), "divide"):
+        from breccia.kernels.triton.casts.amax_words import amax_words
+
+        return amax_words(x, parts, PARTIALS)
     rows, cols = x.shape
     bk = min(1024, max(16, triton.next_power_of_2(cols)))
     bm = max(1, 4096 // bk)
@@ -220,15 +224,6 @@ def _amax(x: torch.Tensor, parts: torch.Tensor) -> int:
         num_warps=4,
     )
     return count
-
-
-def partial_maxima(x: torch.Tensor, parts: torch.Tensor) -> int:
-    """Their number; parts gets those of finite magnitudes first, those of all magnitudes from PARTIALS on."""
-    if x.is_contiguous() and x.numel() < 2**31 and takes(x, "e4m3", (1, 16), "divide"):
-        from breccia.kernels.triton.casts.amax_words import amax_words
-
-        return amax_words(x, parts, PARTIALS)
-    return _amax(x, parts)
 
 
 def finite_amax(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 
 from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.device.word_tiles import WordForm, cast_tile, load_tile, words_layout
-from breccia.kernels.triton.runtime import along_rows, empty_along_rows, launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import empty_parts, launch
 
 PER_THREAD = 8  # words: 32 bytes of input
 
@@ -79,18 +79,11 @@ def cast_words(
     rows, cols = x.shape
     packed = ELEMENTS[fmt].packed
     sm, g = block[0], block[1] // 2
-    codes = torch.empty((rows, cols // 2 if packed else cols), dtype=torch.uint8, device=x.device)
-    if x.stride(1) == 1 and along_rows(fmt, block, rule, scale_dtype):
-        scales = empty_along_rows(rows, triton.cdiv(cols, block[1]), x.device)
-    else:
-        scales = torch.empty(
-            (triton.cdiv(rows, sm), triton.cdiv(cols, block[1])),
-            dtype=torch.uint8 if nvfp4 else out_dtype_of_scale(rule, scale_dtype),
-            device=x.device,
-        )
+    upright = x.stride(1) == 1
+    codes, scales = empty_parts(x.shape, fmt, block, rule, scale_dtype, packed, x.device, along=upright)
     if codes.numel() == 0:
         return codes, scales
-    if x.stride(1) != 1:  # `words.takes_turned`
+    if not upright:  # `words.takes_turned`
         cast_turn_words(x.T, fmt, block, rule, scales if stats is None else stats, nvfp4, None, [codes, scales])
         return codes, scales
     if not warps:

@@ -30,7 +30,7 @@ from breccia.kernels.triton.device.codecs import (
 )
 from breccia.kernels.triton.device.elements import ELEMENTS, Form, form_of
 from breccia.kernels.triton.recipes import Plan
-from breccia.kernels.triton.runtime import launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import empty_parts, launch
 
 
 @triton.jit
@@ -294,10 +294,9 @@ def requantize(source: Source, plan: Plan) -> list[torch.Tensor]:
     device = source.codes.device
     tm, tg = plan.block
     nvfp4 = plan.kind == "nvfp4"
-    codes = torch.empty((rows, (cols + 1) // 2 if plan.packed else cols), dtype=torch.uint8, device=device)
-    dtype = torch.uint8 if nvfp4 else out_dtype_of_scale(plan.rule, plan.scale_dtype)
-    scales = torch.empty((triton.cdiv(rows, tm), triton.cdiv(cols, tg)), dtype=dtype, device=device)
-    made = [codes, scales]
+    form = (plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed, device)
+    made = list(empty_parts(source.shape, *form))
+    codes, scales = made
     rule, stats = plan.rule, scales
     if nvfp4 and plan.two_level:
         made.append(torch.ones((), dtype=torch.float32, device=device))
