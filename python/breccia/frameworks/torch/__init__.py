@@ -166,11 +166,7 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
 
 
 def _by_core(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    """The cast of a copy in the CPU's memory, back on the device of x.
-
-    Raises:
-        ValueError: x has no values.
-    """
+    """The cast of a copy in the CPU's memory, back on the device of x."""
     if x.device.type == "meta" or torch.compiler.is_compiling():
         raise ValueError("x must have values for importance=, which searches on the CPU, got one of none")
     made = cast_here(x.detach().cpu(), recipe, **options.core_arguments)
@@ -374,11 +370,7 @@ def _check_dense(x: Any, argument: str) -> None:
 
 
 def _check_fake(**operands: Any) -> None:
-    """Whether all operands are fake tensors where one is, or where a mode makes all tensors so.
-
-    Raises:
-        TypeError: a real one is among them, which torch would refuse.
-    """
+    """Refuses real tensors where one is fake, or where a mode makes all so: torch would."""
     arrays = {argument: data_of(operand) for argument, operand in operands.items()}
     if torch.compiler.is_dynamo_compiling() or (
         all(type(array) in EXACT_TYPES for array in arrays.values()) and not torch._C._len_torch_dispatch_stack()

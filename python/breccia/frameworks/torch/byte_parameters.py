@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["applied", "bytes_in", "disguised", "parameter_of"]
-
 _aten = torch.ops.aten
 _SEEN = torch.float8_e4m3fn
 # Results of these are bytes of a parameter too: FSDP2 cuts, pads and moves with them.
@@ -147,12 +145,10 @@ class BytesSeenAsFloats(torch.Tensor):  # type: ignore[misc]
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain = self._bytes  # files hold ordinary tensors
-        return (torch.nn.Parameter(plain, requires_grad=False) if self._is_parameter else plain).__reduce_ex__(protocol)
-
-    @property
-    def _is_parameter(self) -> bool:
-        return bool(getattr(self, "_is_param", False))
+        is_parameter = getattr(self, "_is_param", False)
+        # Files hold ordinary tensors.
+        plain = torch.nn.Parameter(self._bytes, requires_grad=False) if is_parameter else self._bytes
+        return plain.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         return f"BytesSeenAsFloats({self._bytes!r})"

@@ -27,8 +27,6 @@ from breccia.kernels.whole_array.rules import (
 from breccia.kernels.whole_array.spec import Spec
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Rounded", "check_moments", "rounded"]
-
 _RUN = 128  # columns whose remainders feed each other before a product feeds the rest
 _CODED = ("e8m0", "e4m3")
 _LOWEST = {"e8m0": 1, "nvfp4_torchao": 8}  # codes of scales that a search gives; of other E4M3 ones from 1
@@ -44,15 +42,10 @@ class Rounded(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Of one matrix of moments.
+    """Of one matrix of moments."""
 
-    Attributes:
-        order: (K,) integers, the column that comes as number i.
-        shares: (K, K) float32; [i, c] is what a remainder of the i-th column adds to the c-th, 0 where i >= c.
-    """
-
-    order: Any
-    shares: Any
+    order: Any  # (K,) integers, the column that comes as number i
+    shares: Any  # (K, K) float32; [i, c] is what a remainder of the i-th column adds to the c-th, 0 where i >= c
 
 
 class _Blocks(NamedTuple):
@@ -65,11 +58,7 @@ class _Blocks(NamedTuple):
 
 
 def check_moments(moments: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """Moments in float32, (K, K) or (…, K, K) like w of a shape, or (…, K / g, g, g) of runs; and their diagonals.
-
-    Raises:
-        ValueError: the shapes do not fit, or a number is not finite or negative on the diagonal.
-    """
+    """Moments in float32, (K, K) or (…, K, K) like w of a shape, or (…, K / g, g, g) of runs; and their diagonals."""
     one = (shape[-1], shape[-1])
     each = (*shape[:-2], *one)
     runs = _are_runs(tuple(moments.shape), shape)
@@ -108,7 +97,9 @@ def rounded(w: Any, moments: Any, nearest: ScaledTensor, act_order: bool, damp: 
     """Codes of floats (…, N, K) by GPTQ for the scales of ``nearest``, their cast by importance, the diagonal of the
     moments. Columns by falling diagonal (``act_order``), else as they stand; ``damp`` is added to the diagonal, in its
     mean."""
-    grid, spec = Grid(tuple(w.shape), nearest.recipe), _dividing(Spec.of(nearest.recipe))
+    grid, spec = Grid(tuple(w.shape), nearest.recipe), Spec.of(nearest.recipe)
+    # Where scales are stored as numbers codes are made by division, whatever the rule that chose them.
+    spec = dataclasses.replace(spec, multiply=spec.scale in _CODED)
     if grid.empty:
         return Rounded(nearest, damp, 0, 0)
     shape, w = tuple(w.shape), w.detach().reshape(-1, *w.shape[-2:])
@@ -132,11 +123,6 @@ def rounded(w: Any, moments: Any, nearest: ScaledTensor, act_order: bool, damp: 
     data = codes.reshape(nearest.shape)
     data = (pack(NAMESPACE, data) if spec.element.bits == 4 else data).view(data_dtype(spec.element.name))
     return Rounded(nearest._with(data=data), most, dead, left)
-
-
-def _dividing(spec: Spec) -> Spec:
-    """The same with codes made by division where scales are stored as numbers, whatever the rule that chose them."""
-    return dataclasses.replace(spec, multiply=spec.scale in _CODED)
 
 
 def _scales(scaled: ScaledTensor, spec: Spec, w: Any) -> Scale:

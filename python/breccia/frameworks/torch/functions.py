@@ -10,15 +10,9 @@ import torch
 
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["call"]
-
 
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``ScaledTensor.__torch_function__`` does.
-
-    Raises:
-        TypeError: no verb stands for the function.
-    """
+    """What ``ScaledTensor.__torch_function__`` does."""
     form = _FORMS.get(func)
     if form is None:
         name = getattr(func, "__name__", str(func))

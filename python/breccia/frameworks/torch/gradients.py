@@ -25,8 +25,6 @@ from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["BF16", "gradient_key", "linear", "once_of_saved"]
-
 BF16 = "bf16"  # gradients rounded to bfloat16
 
 _library = torch.library.Library("breccia", "FRAGMENT")
@@ -91,16 +89,6 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         return made, None, None, None, None
 
 
-def _forward(
-    x: Any, w: ScaledTensor, offsets: Any, activations: ScalingRecipe | None, dtype: torch.dtype
-) -> tuple[Any, Any]:
-    """Q(x) · Wᵀ, and where x does not saturate: None, where nothing quantizes it."""
-    if activations is None:
-        return _product(x, w, offsets, dtype), None
-    scaled, inside = _quantized(x, activations)
-    return _product(scaled, w, offsets, dtype), inside
-
-
 def _quantized(x: Any, activations: ScalingRecipe) -> tuple[ScaledTensor, Any]:
     """Q(x), and where x does not saturate."""
     scaled = _cast(x, activations)
@@ -134,11 +122,8 @@ def gradient_key(gradients: ScalingRecipe | str | None) -> str:
 
 def once_of_saved(operands: int) -> Callable[[Any], Any]:
     """Marks a backward pass `once_differentiable` whose results follow from what it saved, too: the gradient of a sum
-    depends on nothing, and what is made of it on x and W all the same.
-
-    Args:
-        operands: how many inputs need gradients, at least, for one of these gradients to depend on another input.
-    """
+    depends on nothing, and what is made of it on x and W all the same, where as many inputs as `operands` need
+    gradients."""
 
     def mark(backward: Any) -> Any:
         once = once_differentiable(backward)
@@ -167,9 +152,11 @@ def _product(x: Any, w: ScaledTensor, offsets: Any, dtype: torch.dtype) -> Any:
 def _quantized_linear(
     x: Any, activations: str, gradients: str, w: list[Any], w_key: str, offsets: Any, dtype: torch.dtype
 ) -> tuple[Any, Any]:
-    recipe = recipe_of(activations) if activations else None
-    y, inside = _forward(x, unflatten(w, w_key), offsets, recipe, dtype)
-    return y, torch.empty(0, dtype=torch.bool, device=x.device) if inside is None else inside
+    if activations:
+        given, inside = _quantized(x, recipe_of(activations))
+    else:
+        given, inside = x, torch.empty(0, dtype=torch.bool, device=x.device)
+    return _product(given, unflatten(w, w_key), offsets, dtype), inside
 
 
 def _quantized_linear_fake(

@@ -8,6 +8,7 @@ asked for. Here a microsecond counts: a whole call takes about twenty.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -321,16 +322,11 @@ def form_number(scaled: ScaledTensor) -> int:
     return form
 
 
-_modules: dict[str, Any] = {}
-
-
+@functools.cache
 def _plan_module() -> Any:
-    module = _modules.get("plans")
-    if module is None:
-        from breccia.kernels.triton import plans
+    from breccia.kernels.triton import plans
 
-        module = _modules["plans"] = plans
-    return module
+    return plans
 
 
 def _running() -> Any:

@@ -10,15 +10,6 @@ import torch
 
 from breccia.kernels.whole_array.namespace import Namespace
 
-_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int32": torch.int32,
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "bool": torch.bool,
-}
 _NAN = {"float16": (0x7E00, torch.int16), "bfloat16": (0x7FC0, torch.int16)}
 
 
@@ -26,10 +17,10 @@ class Torch(Namespace):
     """`Namespace` for torch."""
 
     def astype(self, x: Any, dtype: str) -> Any:
-        made = x.to(_DTYPES[dtype])
+        made = x.to(getattr(torch, dtype))
         if dtype in _NAN:  # which torch writes with any bits
             bits, integer = _NAN[dtype]
-            nan = torch.full((), bits, dtype=integer, device=x.device).view(_DTYPES[dtype])
+            nan = torch.full((), bits, dtype=integer, device=x.device).view(made.dtype)
             made = torch.where(x.isnan(), nan, made)
         return made
 
@@ -41,8 +32,8 @@ class Torch(Namespace):
 
     def constant(self, value: Any, dtype: str, like: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return torch.from_numpy(np.array(value)).to(like.device, _DTYPES[dtype], non_blocking=True)
-        return torch.full((), value, dtype=_DTYPES[dtype], device=like.device)
+            return torch.from_numpy(np.array(value)).to(like.device, getattr(torch, dtype), non_blocking=True)
+        return torch.full((), value, dtype=getattr(torch, dtype), device=like.device)
 
     def max(self, x: Any, axes: tuple[int, ...]) -> Any:
         return torch.amax(x, axes, keepdim=True)

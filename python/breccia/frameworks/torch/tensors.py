@@ -19,25 +19,12 @@ from breccia.verbs.cast_options import CastOptions
 
 NAMESPACE = Torch(torch)
 
+_EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "int8")
 DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "uint16": torch.uint16,
+    name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "uint8", "int8", "uint16")
 }
 # Formats with a torch dtype. The others are uint8.
-NATIVE = {
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-    "float8_e4m3fnuz": torch.float8_e4m3fnuz,
-    "float8_e5m2fnuz": torch.float8_e5m2fnuz,
-    "float8_e8m0fnu": torch.float8_e8m0fnu,
-    "float4_e2m1fn_x2": torch.float4_e2m1fn_x2,
-    "int8": torch.int8,
-}
+NATIVE = {name: getattr(torch, name) for name in (*_EIGHT_BITS, "float4_e2m1fn_x2")}
 NAMES = {dtype: name for name, dtype in {**NATIVE, **DTYPES}.items()}
 
 

@@ -36,11 +36,7 @@ class MadeWeight:
         self.width = block_width(scaled.recipe)
 
     def quantized(self, width: int) -> ScaledTensor:
-        """See `breccia.autograd.Products`.
-
-        Raises:
-            ValueError: the columns are not a multiple of ``width``.
-        """
+        """See `breccia.autograd.Products`."""
         columns = self.scaled.shape[-1]
         if columns % width:
             raise ValueError(f"w must have columns in multiples of {width}, as the input's recipe wants, got {columns}")
