@@ -11,7 +11,7 @@ import breccia
 import cases
 import pytest
 from breccia.autograd import LinearRecipes
-from breccia.value.joining import block_along
+from breccia.value.slicing import block_along
 
 torch = pytest.importorskip("torch")
 import distributed_ranks  # noqa: E402

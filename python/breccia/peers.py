@@ -6,8 +6,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["require"]
-
 # Peers whose own name is not that of their module.
 _PEERS = {"transformer_engine": "TransformerEngine"}
 

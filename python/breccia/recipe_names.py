@@ -16,8 +16,6 @@ from typing import Any
 from breccia import recipes
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe, all_recipes
 
-__all__ = ["names", "recipe_of", "resolve", "suggestion", "with_options"]
-
 # Each name and its recipe: the short name of a class is the class with its defaults, "block" blocks of one row, as
 # activations have them; a weight's are tiles of 128 × 128.
 _NAMED: dict[str, ScalingRecipe] = {

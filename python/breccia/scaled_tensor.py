@@ -321,7 +321,7 @@ class ScaledTensor(Generic[A]):
         return slicing.reshape(self, *shape)
 
     def __getitem__(self, key: Any) -> ScaledTensor[A]:
-        """Matrices of a batch, rows, or whole blocks: see `breccia.value.joining.index`."""
+        """Matrices of a batch, rows, or whole blocks: see `breccia.value.slicing.index`."""
         return slicing.index(self, key)
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ from breccia.frameworks.torch.weights import LinearWeight, MadeWeight
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import cast_form
-from breccia.value.joining import block_along
+from breccia.value.slicing import block_along
 from breccia.verbs.cast_options import CastOptions
 
 _ops = torch.ops.breccia

@@ -12,9 +12,7 @@ from typing import Any
 from breccia.formats import finfo
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
-from breccia.value.joining import block_along
-
-__all__ = ["Plan", "plan"]
+from breccia.value.slicing import block_along
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from breccia.distributed.rules import check_cut
 from breccia.frameworks.torch.byte_parameters import bytes_in, disguised, parameter_of
 from breccia.nn import QuantizedLinear
 
-__all__ = ["ColwiseParallel", "RowwiseParallel"]
-
 
 class _OfCodes:
     """What both styles do with a `QuantizedLinear`; other modules are torch's."""

@@ -27,8 +27,6 @@ from breccia.scaled_tensor import ScaledTensor
 from breccia.verbs.grouped import grouped_matmul
 from breccia.verbs.transposing import transpose
 
-__all__ = ["GROUP", "apply"]
-
 GROUP = 128
 ROWS = Float8BlockScaling(scale_format="e8m0")
 SQUARES = Float8BlockScaling(block_m=GROUP, scale_format="e8m0")  # of weights: their transpose has the same codes

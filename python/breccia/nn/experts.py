@@ -12,8 +12,6 @@ from breccia.nn import expert_products
 from breccia.nn.expert_products import GROUP
 from breccia.nn.layers import as_autocast
 
-__all__ = ["ScaledExperts"]
-
 
 class ScaledExperts(torch.nn.Module):  # type: ignore[misc]
     """The experts of a mixture, each down(silu(gate(x)) * up(x)), that train in FP8 between two casts.

@@ -21,8 +21,6 @@ from breccia.value.display import brief
 from breccia.value.form import PARTS, Form
 from breccia.verbs.packed import PackedWeight
 
-__all__ = ["QuantizedLinear", "ScaledLinear"]
-
 _ROLES = ("x", "w", "grad")
 _MAX_REPEATS = 16
 

@@ -19,8 +19,6 @@ from breccia.schemes.layers import Layer, Layers
 from breccia.schemes.value import ModelScheme
 from breccia.verbs.packed import PackedWeight, pack
 
-__all__ = ["pack_", "quantized", "replace_layers"]
-
 
 def quantized(layer: Any, recipe: Any, activations: Any, exact_rows: int, gradients: Any) -> QuantizedLinear:
     """See `breccia.quantize`."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["Selection"]
-
 
 class Selection:
     """Chooses layers by name.

@@ -24,8 +24,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor, from_buffer
 from breccia.verbs import cast
 
-__all__ = ["AdamW"]
-
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SMALLEST = 4096  # numbers of a parameter whose moments are quantized; biases and norms have fewer
 _WIDE, _GROUP = 4096, 128  # of the rows that a parameter's numbers are cut into: multiples of every group

@@ -7,8 +7,6 @@ from typing import Any
 
 from breccia import _core, frameworks, layouts, recipes
 
-__all__ = ["check_arrays", "make_core"]
-
 
 def check_arrays(data: Any, scale: Any, zero_point: Any) -> None:
     """What can be said without knowing the arrays' framework.

@@ -16,8 +16,6 @@ from breccia.recipes import ScalingRecipe, scale_format
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["brief", "html_of", "scale_values"]
-
 
 def brief(value: Any) -> str:
     """A dataclass of recipes, or a recipe, by the fields that are not the default: ``INT4Scaling(group_size=32)``;

@@ -12,8 +12,6 @@ from breccia import frameworks
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["equal", "key"]
-
 # Scales first: they are short, and differ where tensors differ.
 _PARTS = ("scale", "global_scale", "zero_point", "data")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["packing", "transposed"]
-
 
 def packing(data: Any, scale: Any, layout: Any, shape: tuple[int, ...] | None) -> str:
     """How ``data`` stores its codes (see `breccia.value.form.Form`), once the layout's own check has passed.

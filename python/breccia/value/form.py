@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe
 
-__all__ = ["PARTS", "Form", "axis_of", "cast_form", "logical_shape", "packing_for", "parts_there"]
-
 PARTS = ("data", "scale", "zero_point", "global_scale")  # the arrays of a ScaledTensor, in order
 
 

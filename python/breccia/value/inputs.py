@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_float32", "refuse_mask"]
-
 
 def refuse_mask(array: Any, argument: str) -> None:
     """A masked array's values are no numbers where its mask is set.

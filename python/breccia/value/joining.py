@@ -15,9 +15,7 @@ import numpy as np
 from breccia import frameworks
 from breccia.scaled_tensor import A, ScaledTensor
 from breccia.value import slicing
-from breccia.value.slicing import block_along, index, made
-
-__all__ = ["block_along", "concatenate", "index", "reshape", "stack"]
+from breccia.value.slicing import block_along, made
 
 
 def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:

@@ -10,8 +10,6 @@ from breccia import frameworks
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["from_pickle", "to_numpy", "to_pickle"]
-
 _DTYPES = ("float32", "float64", "float16", "bfloat16")  # that the verbs make
 
 

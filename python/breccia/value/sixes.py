@@ -7,8 +7,6 @@ from typing import Any
 
 from breccia import frameworks
 
-__all__ = ["pack", "unpack"]
-
 
 def pack(codes: Any) -> Any:
     """Bytes ``(..., 3 K / 4)`` of codes ``(..., K)``, uint8; what a byte holds above six bits is left out."""

@@ -21,8 +21,6 @@ from breccia.value.form import Form, axis_of
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["block_along", "check_upright", "index", "made", "reshape", "transposed"]
-
 
 def block_along(layout: Layout, packed: bool, axis: int) -> int:
     """Elements along an axis, counted from the end, that a cut must leave together."""

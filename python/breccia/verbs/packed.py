@@ -14,8 +14,6 @@ from breccia.value.checked import check_arrays
 from breccia.value.form import Form
 from breccia.value.slicing import check_upright
 
-__all__ = ["PackedWeight", "pack"]
-
 _CODES, _BYTES = 4, 3  # codes that share bytes
 
 

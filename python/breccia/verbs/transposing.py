@@ -10,8 +10,6 @@ from breccia import _core, frameworks
 from breccia.recipes import Float8BlockScaling, MXFP6BlockScaling, MXFP8BlockScaling
 from breccia.scaled_tensor import ScaledTensor, as_array_is, ready
 
-__all__ = ["Transposed", "transpose"]
-
 
 class Transposed(NamedTuple):
     """What `transpose` returns.

@@ -7,8 +7,6 @@ import torch
 
 from breccia.nn import ScaledLinear
 
-__all__ = ["stored_name", "stored_state"]
-
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # of torch.compile and the like
 
 

@@ -17,8 +17,6 @@ from breccia.formats import finfo
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.slicing import block_along
 
-__all__ = ["bytes_of_part", "floats_of", "header_dtype"]
-
 _HEADERS = {row.torch: row.name for row in DTYPES.values() if row.torch}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

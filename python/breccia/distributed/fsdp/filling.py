@@ -13,8 +13,6 @@ from breccia.distributed.fsdp import shards
 from breccia.distributed.fsdp.resting import RestingWeight, packed_rows
 from breccia.distributed.fsdp.shards import Shard
 
-__all__ = ["Codes", "Floats", "before_load", "cast_into", "resting_in"]
-
 
 def resting_in(parameter: Any) -> RestingWeight | None:
     """The weight of codes at rest that a parameter is, or has on this rank; None where it is another."""

@@ -13,8 +13,6 @@ from breccia.distributed.fsdp.resting import RestingWeight
 from breccia.frameworks.torch.weights import LinearWeight
 from breccia.nn import QuantizedLinear, ScaledLinear
 
-__all__ = ["make_shardable_"]
-
 
 def make_shardable_(model: torch.nn.Module, *, at_rest: str = "bf16") -> torch.nn.Module:
     """Make the layers of a model ones that ``torch.distributed.fsdp.fully_shard`` shards, and gathers as codes.

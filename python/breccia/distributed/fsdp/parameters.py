@@ -28,8 +28,6 @@ from breccia.frameworks.torch.weights import LinearWeight, MadeWeight, Quantized
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 
-__all__ = ["ScaledParameter", "precompute_amax_"]
-
 _aten = torch.ops.aten
 # Results of these are parts or copies of the parameter, on any device: FSDP2 cuts and pads with them.
 _KEPT = {

@@ -16,7 +16,7 @@ import torch
 
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import PARTS
-from breccia.value.joining import block_along
+from breccia.value.slicing import block_along
 
 _ALIGNMENT = 16
 

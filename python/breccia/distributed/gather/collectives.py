@@ -20,9 +20,7 @@ from breccia.frameworks.torch.meta import flatten, unflatten
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor, check_kernels
-from breccia.value import joining
-
-__all__ = ["all_gather", "all_to_all", "broadcast", "reduce_scatter", "scatter"]
+from breccia.value import joining, slicing
 
 _HEADER_BYTES = 4096
 
@@ -219,7 +217,7 @@ def scatter(
     """
     like, turned = _announced(scaled, src, group)
     axis = _axis(_swapped(dim, like.ndim) if turned else dim, like.ndim)
-    block = joining.block_along(like.layout, like.is_packed, axis)
+    block = slicing.block_along(like.layout, like.is_packed, axis)
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     ranges = deal(like.shape[axis], block, world)
     wires = [Wire(like, axis, end - begin) for begin, end in ranges]
@@ -283,7 +281,7 @@ def _buffer(like: ScaledTensor, size: int) -> torch.Tensor:
 
 
 def _check_cuts(scaled: ScaledTensor, axis: int, extents: Sequence[int], name: str = "") -> None:
-    block = joining.block_along(scaled.layout, scaled.is_packed, axis)
+    block = slicing.block_along(scaled.layout, scaled.is_packed, axis)
     held = [i for i, extent in enumerate(extents) if extent]
     for rank in held[:-1]:
         if extents[rank] % block:

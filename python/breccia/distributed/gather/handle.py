@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Handle"]
-
 
 class Handle:
     """A collective under way. `wait` returns its result, and may be called again."""

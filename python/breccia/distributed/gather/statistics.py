@@ -19,8 +19,6 @@ from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe, crosses
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["amax", "cast"]
-
 _BY_KERNEL = (torch.float32, torch.bfloat16, torch.float16)
 
 

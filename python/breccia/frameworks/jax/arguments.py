@@ -13,8 +13,6 @@ from breccia.frameworks.jax.callbacks import is_concrete
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.inputs import check_float32
 
-__all__ = ["check_here", "dtype_name", "floats", "is_here", "parts_here"]
-
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 

@@ -19,8 +19,6 @@ from breccia.frameworks.jax.sharding import Axes
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["cast", "dequantize", "matmul", "requantize"]
-
 Call = Callable[..., Any]
 Split = Callable[[Any, list[Axes], list[Axes]], tuple[list[Axes], list[Axes]]]
 

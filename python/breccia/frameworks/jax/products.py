@@ -20,8 +20,6 @@ from breccia.layouts import _spec as _layout_spec
 from breccia.recipes import _spec
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["direct_linear", "matmul"]
-
 _DIRECT = ("float32", "float16", "bfloat16")  # float64 is checked to lie within float32 first
 
 

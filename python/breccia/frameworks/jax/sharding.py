@@ -23,25 +23,6 @@ from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe, crosses
 from breccia.value.slicing import block_along
 
-__all__ = [
-    "Axes",
-    "Factors",
-    "axes_of",
-    "blocks_of",
-    "common_axes",
-    "crossing_amax",
-    "factors",
-    "names_of",
-    "of_cast",
-    "of_part",
-    "of_requantize",
-    "offset",
-    "rule",
-    "spec_of",
-    "split_over",
-    "whole_blocks",
-]
-
 Axes: TypeAlias = tuple[tuple[str, ...], ...]  # names of the mesh's axes over which each axis is split
 
 
