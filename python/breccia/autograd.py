@@ -120,11 +120,7 @@ class LinearRecipes:
 
 
 def recipes_of(recipes: LinearRecipes | None) -> LinearRecipes:
-    """What was given, or the default.
-
-    Raises:
-        TypeError: something else was given.
-    """
+    """What was given, or the default."""
     if recipes is None:
         return LinearRecipes.fp8()
     if not isinstance(recipes, LinearRecipes):

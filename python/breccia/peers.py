@@ -11,12 +11,8 @@ _PEERS = {"transformer_engine": "TransformerEngine"}
 
 
 def require(module: str, extra: str) -> Any:
-    """Import a peer.
-
-    Raises:
-        ImportError: it is not installed, or only in part; the message names the extra that installs it, ``name`` the
-            module.
-    """
+    """Imports a peer; where it is not installed, or only in part, an ImportError names the extra that installs it, and
+    its ``name`` is the module's."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:  # an empty TransformerEngine raises RuntimeError

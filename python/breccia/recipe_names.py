@@ -42,11 +42,8 @@ def names() -> list[str]:
 
 @functools.cache
 def recipe_of(name: str, argument: str = "recipe") -> ScalingRecipe:
-    """The recipe of one of `names`, perhaps with options, or of the name of a class.
-
-    Raises:
-        ValueError: there is no such recipe, or it has no such option; the message has the names close to it.
-    """
+    """The recipe of one of `names`, perhaps with options, or of the name of a class; an error has the names close to
+    it."""
     base, *options = name.strip().lower().split(":")
     for kind in all_recipes():
         if base == kind.__name__.lower():
@@ -57,11 +54,7 @@ def recipe_of(name: str, argument: str = "recipe") -> ScalingRecipe:
 
 
 def with_options(recipe: ScalingRecipe, options: Iterable[str], name: str) -> ScalingRecipe:
-    """A recipe changed by the options that followed its name.
-
-    Raises:
-        ValueError: it has no such option.
-    """
+    """A recipe changed by the options that followed its name."""
     fields = {field.name for field in dataclasses.fields(recipe)}
     for option in options:
         if option.isdecimal():
@@ -98,12 +91,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def resolve(recipe: Any, argument: str = "recipe") -> ScalingRecipe:
-    """The recipe that a public function was given: the very object, or the one of a name.
-
-    Raises:
-        TypeError: it is neither; a class is told from a recipe.
-        ValueError: there is none of that name.
-    """
+    """The recipe that a public function was given: the very object, or the one of a name."""
     if isinstance(recipe, ScalingRecipe):
         return recipe
     if isinstance(recipe, str):

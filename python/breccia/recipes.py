@@ -413,11 +413,7 @@ def _spec(recipe: ScalingRecipe) -> _core.Recipe:
 def _describe(
     kind: type[ScalingRecipe], fields: tuple[tuple[str, Any], ...]
 ) -> tuple[str, tuple[int, bool, bool], str]:
-    """A recipe's JSON text; its bits, "has zero points" and "is of two levels"; and the name of its twin.
-
-    Raises:
-        ValueError, TypeError: a field is not valid.
-    """
+    """A recipe's JSON text; its bits, "has zero points" and "is of two levels"; and the name of its twin."""
     spec = _core.Recipe(kind.__name__, dict(fields))
     key = json.dumps({"name": kind.name, **dict(fields)})
     traits = _core.format_info(spec.element)["bits"], spec.has_zero_point or spec.is_expanded, spec.two_level

@@ -425,11 +425,8 @@ def _fill(scaled: ScaledTensor, form: Form, arrays: tuple[Any, ...], core: Any) 
 
 
 def check_kernels(scaled: Any) -> None:
-    """Refuse a ScaledTensor whose recipe or layout is another library's; anything else passes.
-
-    Raises:
-        TypeError: the message names the recipe or layout.
-    """
+    """Refuses a ScaledTensor whose recipe or layout is another library's, which the message names; anything else
+    passes."""
     if not isinstance(scaled, ScaledTensor):
         return
     if not (isinstance(scaled.recipe, recipes.ScalingRecipe) and isinstance(scaled.layout, Layout)):
@@ -465,11 +462,7 @@ def as_array_is(scaled: ScaledTensor, array: Any) -> ScaledTensor:
 
 
 def check_inner(a: Any, b: Any) -> None:
-    """Refuse an array times a weight as it is stored, (N, K), and not turned: other messages know shapes alone.
-
-    Raises:
-        ValueError: the message names what was meant.
-    """
+    """Refuses an array times a weight as it is stored, (N, K), and not turned: other messages know shapes alone."""
     if not isinstance(b, ScaledTensor) or isinstance(a, ScaledTensor):
         return
     x, w = tuple(getattr(a, "shape", ())), b.shape
@@ -481,11 +474,7 @@ def check_inner(a: Any, b: Any) -> None:
 
 
 def framework_of(a: Any, b: Any) -> Any:
-    """What multiplies ``a @ b``.
-
-    Raises:
-        TypeError, ValueError: they cannot be multiplied.
-    """
+    """What multiplies ``a @ b``."""
     check_kernels(a)
     check_kernels(b)
     check_inner(a, b)

@@ -72,11 +72,7 @@ def _along(parts: Any, key: str, axis: int) -> list[Any]:
 
 
 def cast(x: DTensor, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    """`breccia.cast` of a DTensor: parts that are dealt out as it is, with the bytes that the whole has there.
-
-    Raises:
-        ValueError: a block would be cut, an option draws on positions, or more than one axis of the mesh cuts it.
-    """
+    """`breccia.cast` of a DTensor: parts that are dealt out as it is, with the bytes that the whole has there."""
     if any(placement.is_partial() for placement in x.placements):
         x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
     others = (options.hadamard, options.amax, options.importance)
@@ -105,11 +101,7 @@ class _Whole(NamedTuple):
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     """`breccia.requantize` of a tensor of DTensors, with the bytes of the whole: where it lies, or of the gathered
-    codes where a scale follows from more than one rank holds. Then ranks keep their parts if these are whole blocks.
-
-    Raises:
-        ValueError: more than one axis of the mesh cuts it.
-    """
+    codes where a scale follows from more than one rank holds. Then ranks keep their parts if these are whole blocks."""
     shape, mesh, placements = tuple(scaled.shape), scaled.data.device_mesh, list(scaled.data.placements)
     cuts = [i for i, placement in enumerate(placements) if placement.is_shard()]
     if len(cuts) > 1:
@@ -167,11 +159,7 @@ def _dealt(part: Any, x: DTensor | _Whole, shape: Any, stride: Any, cuts: list[i
 def check_cut(
     shape: tuple[int, ...], layout: Any, recipe: Any, dim: int, world: int, name: str, square_blocks: bool = False
 ) -> None:
-    """Refuse a tensor that DTensor would cut through a block.
-
-    Raises:
-        ValueError: the message has the legal cuts.
-    """
+    """Refuses a tensor that DTensor would cut through a block; the message has the legal cuts."""
     axis, extent = dim - len(shape), shape[dim]
     packed = tensors.data_dtype(recipe.element) is torch.float4_e2m1fn_x2 or "int4" in recipe.element
     block = block_along(layout, packed, axis)

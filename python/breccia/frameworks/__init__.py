@@ -99,12 +99,7 @@ def _inherited(kind: type) -> str:
 
 
 def named(name: str) -> Framework:
-    """The framework of a name.
-
-    Raises:
-        ValueError: there is none of that name.
-        ImportError: it is not installed.
-    """
+    """The framework of a name."""
     if name not in _MODULES.values():
         known = ", ".join(repr(n) for n in dict.fromkeys(_MODULES.values()))
         raise ValueError(f"framework must be one of {known}, got {name!r}")
@@ -117,11 +112,7 @@ def is_named(name: str) -> bool:
 
 
 def common(*arrays: Any) -> Framework:
-    """The one framework of several arrays.
-
-    Raises:
-        TypeError: they are of different frameworks, or on different devices.
-    """
+    """The one framework of several arrays, which are on one device."""
     framework = of(arrays[0])
     for array in arrays[1:]:
         if of(array) is not framework:
@@ -134,11 +125,7 @@ def common(*arrays: Any) -> Framework:
 
 
 def same_place(data: Any, **others: Any) -> None:
-    """Check that the parts of a tensor are of one framework and device.
-
-    Raises:
-        TypeError: they are not.
-    """
+    """Refuses parts of a tensor that are not of one framework and device."""
     framework = of(data)
     home = framework.place(data)
     for argument, array in others.items():
@@ -152,11 +139,7 @@ def same_place(data: Any, **others: Any) -> None:
 
 
 def on_host(array: Any) -> tuple[Any, str]:
-    """An array of any framework and device as a NumPy array of a plain dtype, and the name of its own dtype.
-
-    Raises:
-        TypeError: it is traced.
-    """
+    """An array of any framework and device as a NumPy array of a plain dtype, and the name of its own dtype."""
     exported, name = of(array).to_dlpack(array)
     if hasattr(exported, "cpu"):
         exported = exported.cpu()

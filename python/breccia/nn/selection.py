@@ -9,16 +9,7 @@ from typing import Any
 
 
 class Selection:
-    """Chooses layers by name.
-
-    Args:
-        filter: ``filter(module, name)`` says whether a layer is taken; None takes all.
-        include: patterns of names; only what one matches is taken. None takes all.
-        exclude: patterns of names that are not taken.
-
-    Raises:
-        TypeError: ``filter`` is no function, or patterns are no list of strings.
-    """
+    """Chooses layers by name: by the arguments of `breccia.quantize_`."""
 
     def __init__(
         self,
@@ -45,11 +36,7 @@ class Selection:
         return bool(found)
 
     def check_all_matched(self, names: list[str]) -> None:
-        """Whether every pattern matched one of the names of all linear layers.
-
-        Raises:
-            ValueError: one matched none.
-        """
+        """Refuses a pattern that matched none of the names of all linear layers."""
         for argument, patterns in (("include", self._include or ()), ("exclude", self._exclude)):
             for pattern in patterns:
                 if (argument, pattern) not in self._matched:

@@ -189,12 +189,7 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Whether the options of a group can be used.
-
-    Raises:
-        TypeError: an option is no number, or ``betas`` no pair.
-        ValueError: one is out of its range.
-    """
+    """Refuses options of a group that cannot be used."""
     betas = options["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"betas must be a pair of numbers, got {betas!r}")

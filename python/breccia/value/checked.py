@@ -9,11 +9,7 @@ from breccia import _core, frameworks, layouts, recipes
 
 
 def check_arrays(data: Any, scale: Any, zero_point: Any) -> None:
-    """What can be said without knowing the arrays' framework.
-
-    Raises:
-        TypeError: one is not an array.
-    """
+    """Refuses what is no array, whose framework need not be known."""
     for argument, array in (("data", data), ("scale", scale), ("zero_point", zero_point)):
         required = argument != "zero_point"
         if (array is not None or required) and not (hasattr(array, "shape") and hasattr(array, "dtype")):
@@ -24,12 +20,7 @@ def make_core(
     arrays: tuple[Any, Any, Any, Any], recipe: Any, layout: Any, shape: Any, original_dtype: str
 ) -> _core.ScaledTensor:
     """The core's tensor of data, scale, zero point and global scale, over their memory; the logical shape is told from
-    the others where it is None.
-
-    Raises:
-        TypeError: an array is of another framework, device or dtype than it must be.
-        ValueError: shapes do not fit, or a required part is missing.
-    """
+    the others where it is None."""
     data, scale, zero_point, global_scale = arrays
     frameworks.same_place(data, scale=scale, zero_point=zero_point, global_scale=global_scale)
     read = frameworks.of(data).to_core

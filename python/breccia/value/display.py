@@ -28,11 +28,7 @@ def brief(value: Any) -> str:
 
 
 def scale_values(scaled: ScaledTensor) -> Any:
-    """The block scales as float32 numbers in NumPy, without the global scale.
-
-    Raises:
-        TypeError: its arrays are traced.
-    """
+    """The block scales as float32 numbers in NumPy, without the global scale."""
     array, name = frameworks.on_host(scaled.scale)
     if array.dtype.itemsize == 1:
         return decode(array.view(np.uint8), scale_format(scaled.recipe) or "float8_e8m0fnu")

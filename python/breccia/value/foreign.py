@@ -7,11 +7,7 @@ from typing import Any
 
 
 def packing(data: Any, scale: Any, layout: Any, shape: tuple[int, ...] | None) -> str:
-    """How ``data`` stores its codes (see `breccia.value.form.Form`), once the layout's own check has passed.
-
-    Raises:
-        ValueError: the data is 0-D, the layout refuses it, or ``shape`` is not a shape it can have.
-    """
+    """How ``data`` stores its codes (see `breccia.value.form.Form`), once the layout's own check has passed."""
     stored = tuple(data.shape)
     if not stored:
         raise ValueError("data must be at least 1-D, got 0-D")
@@ -30,11 +26,7 @@ def packing(data: Any, scale: Any, layout: Any, shape: tuple[int, ...] | None) -
 
 
 def transposed(layout: Any) -> Any:
-    """The layout of the transposed view.
-
-    Raises:
-        TypeError: another library's layout does not know it.
-    """
+    """The layout of the transposed view."""
     if not hasattr(layout, "T"):
         raise TypeError(f"layout {type(layout).__name__} must have an attribute T to be transposed")
     return layout.T

@@ -55,11 +55,7 @@ class Form(NamedTuple):
         return self if self.packing == "one" else self._replace(packing=packing_for(4, columns))
 
     def check_kernels(self) -> None:
-        """Refuse a recipe or layout of another library.
-
-        Raises:
-            TypeError: the message names it.
-        """
+        """Refuses a recipe or layout of another library, which the message names."""
         if not (isinstance(self.recipe, ScalingRecipe) and isinstance(self.layout, Layout)):
             part = "layout" if isinstance(self.recipe, ScalingRecipe) else "recipe"
             raise TypeError(f"breccia has no kernels for {part} {type(getattr(self, part)).__name__}")

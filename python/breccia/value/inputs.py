@@ -9,11 +9,7 @@ import numpy as np
 
 
 def refuse_mask(array: Any, argument: str) -> None:
-    """A masked array's values are no numbers where its mask is set.
-
-    Raises:
-        TypeError: ``array`` is a masked array.
-    """
+    """Refuses a masked array, whose values are no numbers where its mask is set."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"{argument} must be an array without a mask, got a {type(array).__name__}: fill it first, as "
@@ -22,11 +18,7 @@ def refuse_mask(array: Any, argument: str) -> None:
 
 
 def check_float32(array: np.ndarray[Any, Any], argument: str) -> None:
-    """Whether finite float64 numbers stay finite as float32, in which all is computed.
-
-    Raises:
-        ValueError: one does not.
-    """
+    """Refuses finite float64 numbers that are not finite as float32, in which all is computed."""
     if array.dtype.kind != "f" or array.dtype.itemsize < 8 or not array.size:
         return
     ends = np.array([array.min(), array.max()])

@@ -19,12 +19,7 @@ from breccia.value.slicing import block_along, made
 
 
 def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
-    """The values in another shape: see `ScaledTensor.reshape`.
-
-    Raises:
-        TypeError: ``scaled`` is not a ScaledTensor.
-        ValueError: the shape has another size, or cuts a block.
-    """
+    """The values in another shape: see `ScaledTensor.reshape`."""
     return slicing.reshape(_scaled(scaled, "scaled"), *shape)
 
 

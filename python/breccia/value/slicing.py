@@ -66,11 +66,7 @@ def _turned(scaled: ScaledTensor) -> Any:
 
 
 def check_upright(scaled: ScaledTensor, argument: str, verb: str) -> None:
-    """Refuse a transposed view, and another library's recipe or layout.
-
-    Raises:
-        TypeError, ValueError: it is one.
-    """
+    """Refuses a transposed view, and another library's recipe or layout."""
     scaled._form.check_kernels()
     if scaled.layout.axis != -1:
         raise ValueError(f"{argument} must not be a transposed view: {verb} its .mT, then take .mT of the result")
@@ -81,13 +77,7 @@ def check_upright(scaled: ScaledTensor, argument: str, verb: str) -> None:
 
 def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
     """``scaled[key]``: a view of matrices of a batch, of rows, or of whole blocks of columns. The key has integers,
-    slices, ``...``, and at most one array of integers or booleans, as in NumPy.
-
-    Raises:
-        TypeError: ``key`` is something else.
-        IndexError: there are more indices than axes, or one is out of range.
-        ValueError: it cuts a block, or leaves a block-scaled tensor fewer than two axes.
-    """
+    slices, ``...``, and at most one array of integers or booleans, as in NumPy."""
     form, shape = scaled._form, scaled.shape
     form.check_kernels()
     picks = _picks(key, shape)
@@ -242,11 +232,7 @@ def _gather(array: Any, at: Any) -> Any:
 
 def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
     """The values in another shape, given as numbers or one tuple with at most one -1, in the order of rows. Rows must
-    stay whole numbers of blocks; where a block has several rows, the last two axes stay as they are.
-
-    Raises:
-        ValueError: another number of values, or it cuts a block.
-    """
+    stay whole numbers of blocks; where a block has several rows, the last two axes stay as they are."""
     check_upright(scaled, "scaled", "reshape")
     wanted = _extents(shape, scaled)
     if wanted == scaled.shape:

@@ -232,12 +232,7 @@ def _directly(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
 
 
 def check_linear(x: Any, w: Any) -> None:
-    """Whether x can be multiplied by w transposed.
-
-    Raises:
-        TypeError: one is no number.
-        ValueError: their shapes do not fit.
-    """
+    """Refuses x that cannot be multiplied by w transposed."""
     if len(w.shape) != 2:
         raise ValueError(f"w must be 2-D (N, K), got shape {tuple(w.shape)}")
     if not hasattr(x, "shape") or len(x.shape) < 1 or x.shape[-1] != w.shape[1]:

@@ -33,11 +33,7 @@ class Hadamard:
 
 @dataclass(frozen=True, eq=False)
 class CastOptions:
-    """Checked options of `breccia.cast`.
-
-    Raises:
-        TypeError, ValueError: an option is not what it must be.
-    """
+    """Checked options of `breccia.cast`."""
 
     rounding: str = "nearest"
     seed: Any = None
@@ -108,12 +104,7 @@ def _is_integer(x: Any) -> bool:
 def column_weights(importance: Any, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """What errors of each column of values (…, N, K) count, as the core's casts take it, float64: zeros and what is not
     finite are the mean of their column over the leading axes, else of all, else 1. ``importance`` is of any framework,
-    of shape ``shape[-1:]`` or ``(*shape[:-2], shape[-1])``.
-
-    Raises:
-        TypeError: it is no array of numbers.
-        ValueError: it has another shape, or a number is negative.
-    """
+    of shape ``shape[-1:]`` or ``(*shape[:-2], shape[-1])``."""
     h = _importance(importance).astype(np.float64)
     if h.shape not in (shape[-1:], (*shape[:-2], shape[-1])):
         raise ValueError(f"importance must be ({shape[-1]},) or (…, {shape[-1]}) for shape {shape}, got {h.shape}")
@@ -129,11 +120,7 @@ def column_weights(importance: Any, shape: tuple[int, ...]) -> np.ndarray[Any, n
 
 
 def _importance(x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Importance as the core reads it, from an array of any framework.
-
-    Raises:
-        TypeError: it is no array of numbers, or one that a compiler traces.
-    """
+    """Importance as the core reads it, from an array of any framework."""
     if hasattr(x, "detach"):  # torch: a GPU's too
         x = x.detach().cpu()
         x = x.float() if x.is_floating_point() else x
@@ -146,11 +133,7 @@ def _importance(x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def _numbers(x: Any, name: str) -> list[float]:
-    """Numbers of a framework's array, in C order.
-
-    Raises:
-        TypeError: it holds something else.
-    """
+    """Numbers of a framework's array, in C order."""
     if hasattr(x, "detach"):  # torch: a GPU's too
         x = x.detach().cpu()
     try:

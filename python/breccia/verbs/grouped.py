@@ -69,12 +69,7 @@ def by_expert(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> An
 
 
 def checked_offsets(offsets: Any, rows: int) -> list[int]:
-    """The offsets as a list.
-
-    Raises:
-        TypeError: they are not integers.
-        ValueError: they fall, do not start at 0, or pass the last row.
-    """
+    """The offsets as a list of integers, which rise from 0 to at most the last row."""
     found = np.asarray(offsets)
     if found.dtype.kind not in "iu":
         raise TypeError(f"offsets must be integers, got dtype {found.dtype}")

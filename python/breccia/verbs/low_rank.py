@@ -84,11 +84,7 @@ def _nearest(error: Any, rank: int, on_torch: bool) -> tuple[Any, Any]:
 
 
 def _root(importance: Any, columns: int) -> np.ndarray[Any, Any] | None:
-    """The square root of what each column counts, positive.
-
-    Raises:
-        ValueError: it is not one number of 0 or more for each column.
-    """
+    """The square root of what each column counts, positive."""
     if importance is None:
         return None
     host = np.asarray(frameworks.on_host(importance)[0] if hasattr(importance, "shape") else importance, np.float64)

@@ -93,11 +93,7 @@ def _key(found: dict[str, Found]) -> str:
 
 
 def _fill(state: dict[str, Any], reader: CheckpointReader, group: Any) -> None:
-    """Read into tensors, on all ranks together.
-
-    Raises:
-        ValueError, OSError, MemoryError, KeyboardInterrupt: on all ranks, where one of them met it.
-    """
+    """Reads into tensors, on all ranks together, which all raise what one of them met."""
     try:
         dcp.load(state, storage_reader=reader, process_group=group)
     except CheckpointException as error:  # which is no Exception

@@ -22,20 +22,12 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def header_dtype(dtype: torch.dtype) -> str:
-    """A header's name of torch's type.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """A header's name of torch's type; KeyError where there is none."""
     return _HEADERS[str(dtype).removeprefix("torch.")]
 
 
 def floats_of(found: Found, tensor: Any, turned: bool, place: list[slice], into: Any) -> None:
-    """The values of ``tensor[place]``, in the dtype of ``into``; ``turned``: of its matrices transposed.
-
-    Raises:
-        ValueError: the tensor is quantized, and ``into`` is of integers.
-    """
+    """The values of ``tensor[place]``, in the dtype of ``into``; ``turned``: of its matrices transposed."""
     if found.format != "plain" and into.dtype not in _FLOATS:
         raise ValueError(
             f"the parameter for {found.name!r} must be of a float dtype to hold a {found.format} tensor's values, "

@@ -21,11 +21,8 @@ def resting_in(parameter: Any) -> RestingWeight | None:
 
 
 class Codes:
-    """Fills a weight with the codes that a checkpoint has of it.
-
-    Attributes:
-        state: uint8 tensors, or DTensors, to read into, by the ends of their names.
-    """
+    """Fills a weight with the codes that a checkpoint has of it: `state` has uint8 tensors, or DTensors, to read into,
+    by the ends of their names."""
 
     def __init__(self, parameter: Any) -> None:
         self._weight = weight = resting_in(parameter)
@@ -53,11 +50,7 @@ class Codes:
 
 
 class Floats:
-    """Fills a weight with the codes of a checkpoint's values.
-
-    Attributes:
-        state: as of `Codes`: a tensor of floats.
-    """
+    """Fills a weight with the codes of a checkpoint's values, for which `state` has a tensor of floats."""
 
     def __init__(self, parameter: Any) -> None:
         weight = resting_in(parameter)

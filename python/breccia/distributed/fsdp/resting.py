@@ -214,11 +214,7 @@ torch.serialization.add_safe_globals([_rebuilt])
 
 
 def _fill(weight: RestingWeight, given: torch.Tensor) -> None:
-    """Take codes of the same recipe as they are, and those of floats.
-
-    Raises:
-        ValueError: the shapes differ, or floats of a few rows do not tell their scales.
-    """
+    """Takes codes of the same recipe as they are, and those of floats."""
     packing = weight._packing
     if given.shape != weight.shape:
         raise ValueError(

@@ -25,14 +25,9 @@ Result = TypeVar("Result")
 
 
 def on_all_ranks(do: Callable[[], Result], group: Any, alike: Callable[[Result], str] | None = None) -> Result:
-    """Do something that asks no other rank, and tell all ranks how it went, so that none waits for one that failed.
-    ``alike`` says of the result what must be the same on all ranks; ``group`` is None where they are all there are, or
-    this process is alone.
-
-    Raises:
-        ValueError: it failed on another rank, which the message names, or gave another result there.
-        BaseException: what ``do`` raised here.
-    """
+    """Does something that asks no other rank, and tells all ranks how it went, so that none waits for one that failed:
+    what ``do`` raised is raised here, and elsewhere a ValueError that names the rank. ``alike`` says of the result what
+    must be the same on all ranks; ``group`` is None where they are all there are, or this process is alone."""
     error: BaseException | None = None
     said, key = "", ""
     try:
@@ -58,11 +53,7 @@ def on_all_ranks(do: Callable[[], Result], group: Any, alike: Callable[[Result],
 
 
 def extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:
-    """How long the ranks' parts are along an axis, told by each of them.
-
-    Raises:
-        ValueError: on all ranks, where one holds a part of another form.
-    """
+    """How long the ranks' parts are along an axis, told by each of them; all refuse a part of another form."""
     device = scaled.data.device
     mine = torch.tensor([scaled.shape[axis], _form(scaled, axis)], dtype=torch.int64, device=device)
     everyone = mine.new_empty(2 * dist.get_world_size(group))
@@ -79,11 +70,7 @@ def extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:
 
 def planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[int]:
     """How long the ranks' parts are, as a plan says. The first tensor of a form that a group gathers by a plan is
-    checked on all ranks.
-
-    Raises:
-        ValueError: a rank holds another part, or one of another form.
-    """
+    checked on all ranks."""
     known = _agreed.setdefault(members_of(group), set())
     rest = [n for i, n in enumerate(scaled.shape) if i - scaled.ndim != axis]
     key = (scaled._form, tuple(rest), axis, scaled.data.dtype, scaled.scale.dtype, dealt)

@@ -48,11 +48,8 @@ class Gathering(NamedTuple):
         return cls(world, scaled._form, slots, single)
 
     def start(self, scaled: ScaledTensor, group: Any) -> Handle:
-        """A handle whose result is the whole.
-
-        Raises:
-            ValueError: from ``wait()``, where the ranks have different scales and the whole can have only one.
-        """
+        """A handle whose result is the whole; its ``wait()`` refuses ranks with different scales where the whole has
+        one."""
         sent = [bytes_of(getattr(scaled, name)) for name in self.slots]
         everyone = [part.new_empty(self.world * part.numel()) for part in sent]
         work = members_of(group).allgather_into_tensor_coalesced(everyone, sent)

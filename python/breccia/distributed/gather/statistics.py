@@ -115,11 +115,7 @@ def cast(
 
 
 def crossing(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
-    """Whether a scale follows from both sides of a cut.
-
-    Raises:
-        ValueError: there is no such axis.
-    """
+    """Whether a scale follows from both sides of a cut."""
     if not -ndim <= dim < ndim:
         raise ValueError(f"dim must be from {-ndim} to {ndim - 1}, got {dim}")
     return crosses(recipe, dim % ndim - ndim)

@@ -25,12 +25,8 @@ def is_here(x: Any) -> bool:
 
 
 def check_here(x: Any, argument: str) -> None:
-    """Whether a value is an array, concrete or traced, whose memory has not been given away.
-
-    Raises:
-        TypeError: it is something else, such as the description of an array.
-        ValueError: it was deleted, or donated to a compiled function.
-    """
+    """Refuses what is no array, concrete or traced, such as the description of one, and an array whose memory was
+    deleted or given to a compiled function."""
     if not isinstance(x, jax.Array):
         hint = ": jax.eval_shape calls a function with it" if isinstance(x, jax.ShapeDtypeStruct) else ""
         raise TypeError(f"{argument} must be a JAX array, got {type(x).__name__}{hint}")

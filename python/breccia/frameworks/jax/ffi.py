@@ -110,12 +110,7 @@ def _checked(method: str) -> str:
 
 
 def chosen(method: str) -> ModuleType:
-    """This module, or `callbacks`.
-
-    Raises:
-        ValueError: ``method`` is none of "", "ffi" and "callback".
-        RuntimeError: "ffi" was asked for and there are no handlers.
-    """
+    """This module, or `callbacks`."""
     if _checked(method) == "callback" or not register():
         if method == "ffi":
             raise RuntimeError(

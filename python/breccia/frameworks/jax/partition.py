@@ -33,17 +33,9 @@ def cast(
     rotated: bool,
     square: bool,
 ) -> tuple[Any, ...]:
-    """The parts of a cast.
-
-    Args:
-        whole: makes them of ``operands``: the array, and the seed where there is one.
-        inside: the same in code that the compiler splits.
-        part: the same of one device's part, with ``amax`` and ``offset``.
-        operands: see ``whole``.
-        recipe: what to quantize to.
-        rotated: whether rows are transformed first.
-        square: whether blocks are square.
-    """
+    """The parts of a cast of `operands`, the array and perhaps a seed. `whole` makes them, `inside` does in code that
+    the compiler splits, and `part` those of one device's part, with ``amax`` and ``offset``. `rotated`: rows are
+    transformed first."""
     x, stochastic = operands[0], len(operands) > 1
 
     def split(mesh: Any, given: list[Axes], wanted: list[Axes]) -> tuple[list[Axes], list[Axes]]:
@@ -280,16 +272,9 @@ def _shape(x: Any) -> Any:
 
 
 def _run(whole: Call, local: Call, split: Split, rule: Any, operands: Sequence[Any], made: Sequence[Any]) -> Any:
-    """``whole`` of ``operands``, each device doing ``local`` of its part.
-
-    Args:
-        whole: what to compute.
-        local: called with the mesh and the operands' axes: what one device computes.
-        split: called with the mesh, and the axes of operands and, where they are known, of results: those to use.
-        rule: for the compiler.
-        operands: arrays.
-        made: shapes of the results.
-    """
+    """``whole`` of ``operands``, each device doing ``local(mesh, axes of the operands)`` of its part. ``split`` gives
+    the axes to use of operands and results, from the mesh, the operands' and, where they are known, the results';
+    ``rule`` is for the compiler, ``made`` the shapes of the results."""
     given = [cuts.split_over(x) for x in operands]
     if any(names for axes in given for names in axes):
         return _explicitly(local, split, operands, given)

@@ -60,11 +60,8 @@ def takes_amax(recipe: Any) -> bool:
 
 def cast_parts(x: torch.Tensor, recipe: Any, amax: torch.Tensor | None = None) -> list[torch.Tensor]:
     """The data and scale of `cast` and, where the recipe has them, zero point and global scale. `amax`, where
-    `takes_amax`: one float32 on x's device.
-
-    Raises:
-        ValueError: the core's, for a shape that does not suit the recipe, before any launch.
-    """
+    `takes_amax`: one float32 on x's device. The core refuses a shape that does not suit the recipe before any
+    launch."""
     shapes = _core.plan_cast(list(x.shape), _spec(recipe))
     if x.numel() == 0 and amax is None:
         empty = torch.empty(x.shape, dtype=x.dtype)

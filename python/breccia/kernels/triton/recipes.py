@@ -123,11 +123,7 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
     """The raw parts of a ScaledTensor, transposed so that its blocks run along the last axis.
 
     Kernels multiply by a global scale. One that divides goes into float32 block scales, to the last bit, or with
-    exact=False is replaced by its reciprocal, which leaves the scales bytes: a product's own rounding is larger.
-
-    Raises:
-        TypeError: no kernel decodes the element format.
-    """
+    exact=False is replaced by its reciprocal, which leaves the scales bytes: a product's own rounding is larger."""
     if not decodes(scaled):
         what = scaled.recipe.element + (" in groups with exponents" if choices(scaled.recipe).expanded else "")
         raise TypeError(f"no GPU kernel decodes {what}: move the tensor to the CPU with .to('cpu')")

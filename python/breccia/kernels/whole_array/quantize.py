@@ -90,11 +90,7 @@ class Grid:
 
 
 def cast(xp: Namespace, x: Any, recipe: ScalingRecipe, options: CastOptions) -> Parts:
-    """Quantize a float32 array of any shape the recipe takes.
-
-    Raises:
-        ValueError: the shape does not suit the recipe.
-    """
+    """Quantize a float32 array of any shape the recipe takes."""
     grid, spec = Grid(tuple(x.shape), recipe, options.square_blocks), Spec.of(recipe)
     if options.hadamard is not None:
         x = hadamard(xp, x, options.hadamard.block, options.hadamard.seed)
