@@ -232,7 +232,6 @@ def adamw_step(
         expanded_kernel if len(first) == 3 else stochastic_kernel,
         (triton.cdiv(groups, some),),
         weights,
-        weights,
         gradients,
         *moments,
         weights.numel(),

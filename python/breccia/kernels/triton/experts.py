@@ -128,7 +128,7 @@ def permute(codes: torch.Tensor, scale: torch.Tensor, source: torch.Tensor) -> l
     grid = (triton.cdiv(rows, _ROWS), triton.cdiv(columns, _WIDE))
     if rows and columns:
         launch(
-            permute_kernel, grid, codes, codes, scale, source, out, out_scale, rows, columns, codes.stride(0),
+            permute_kernel, grid, codes, scale, source, out, out_scale, rows, columns, codes.stride(0),
             *scale.stride(), BM=_ROWS, BK=_WIDE, num_warps=4,
         )  # fmt: skip
     return [out, out_scale.T]
@@ -141,7 +141,7 @@ def swiglu(x: torch.Tensor, weights: torch.Tensor, recipe: Any) -> list[torch.Te
     k_tiles = columns // 128
     if rows and columns:
         launch(
-            swiglu_kernel, (triton.cdiv(rows, _HIGH) * k_tiles,), x, x, weights, codes, scale, rows, columns,
+            swiglu_kernel, (triton.cdiv(rows, _HIGH) * k_tiles,), x, weights, codes, scale, rows, columns,
             x.stride(0), k_tiles, FORM=_form(recipe), BM=_HIGH, num_warps=4,
         )  # fmt: skip
     return [codes, scale.T]
@@ -157,7 +157,7 @@ def swiglu_gradient(x: torch.Tensor, weights: torch.Tensor, grad: torch.Tensor, 
     d_weights = torch.empty((k_tiles, rows), dtype=torch.float32, device=x.device)
     if rows and columns:
         launch(
-            swiglu_gradient_kernel, (triton.cdiv(rows, _HIGH) * k_tiles,), x, x, weights, grad, d_codes, d_scale, codes,
+            swiglu_gradient_kernel, (triton.cdiv(rows, _HIGH) * k_tiles,), x, weights, grad, d_codes, d_scale, codes,
             scale, d_weights, rows, columns, x.stride(0), grad.stride(0), k_tiles, FORM=_form(recipe), BM=_HIGH,
             num_warps=4,
         )  # fmt: skip
@@ -170,7 +170,7 @@ def combine(y: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     out = torch.empty((tokens, columns), dtype=y.dtype, device=y.device)
     if out.numel():
         grid = (tokens, triton.cdiv(columns, _WIDE))
-        launch(combine_kernel, grid, y, y, place, out, columns, CHOICES=place.shape[1], BK=_WIDE, num_warps=4)
+        launch(combine_kernel, grid, y, place, out, columns, CHOICES=place.shape[1], BK=_WIDE, num_warps=4)
     return out
 
 
@@ -180,7 +180,7 @@ def turn_stack(codes: torch.Tensor) -> torch.Tensor:
     out = torch.empty((stack, columns, rows), dtype=codes.dtype, device=codes.device)
     if out.numel():
         grid = (triton.cdiv(rows, 128), triton.cdiv(columns, 128), stack)
-        launch(turn_stack_kernel, grid, codes, codes, out, rows, columns, SIDE=128, num_warps=8)
+        launch(turn_stack_kernel, grid, codes, out, rows, columns, SIDE=128, num_warps=8)
     return out
 
 

@@ -89,8 +89,9 @@ class _Observer(threading.local):
 observer = _Observer()
 
 
-def launch(kernel: Any, grid: tuple[int, ...], like: torch.Tensor, *args: Any, **options: Any) -> None:
-    """Launches on `like`'s device, whichever one is current."""
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launches on the device of its first tensor, whichever one is current."""
+    like = next(arg for arg in args if isinstance(arg, torch.Tensor))
     if like.is_cuda and like.device.index != torch.cuda.current_device():
         with torch.cuda.device(like.device):
             compiled = kernel[grid](*args, **options)

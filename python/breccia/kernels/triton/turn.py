@@ -36,7 +36,7 @@ def turned(x: torch.Tensor, multiple: int = 1, dtype: torch.dtype | None = None)
     side = SIDE // (2 if x.element_size() > 1 else 1)
     grid = (triton.cdiv(rows, side), triton.cdiv(cols, side))
     launch(
-        turn_kernel, grid, x, x if words is None else x.view(words), out if words is None else out.view(words), rows,
+        turn_kernel, grid, x if words is None else x.view(words), out if words is None else out.view(words), rows,
         cols, x.stride(0), out.stride(0), BM=side, BN=side, num_warps=WARPS,
     )  # fmt: skip
     return out

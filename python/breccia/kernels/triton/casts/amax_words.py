@@ -44,7 +44,6 @@ def amax_words(x: torch.Tensor, parts: torch.Tensor, programs: int) -> int:
     launch(
         amax_words_kernel,
         (count,),
-        x,
         x.view(torch.int32),
         parts,
         words,

@@ -239,7 +239,6 @@ def cast_block(
         cast_block_kernel,
         (triton.cdiv(rows, bm * steps) * k_tiles,),
         x,
-        x,
         codes,
         scales,
         rows,

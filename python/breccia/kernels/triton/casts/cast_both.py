@@ -92,7 +92,6 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
         cast_transpose_kernel,
         (triton.cdiv(rows, size) * k_tiles,),
         x,
-        x,
         made[0][0],
         made[0][1],
         made[1][0],

@@ -94,7 +94,7 @@ def round_run(
     scale, factor = scale.contiguous(), factor.contiguous()
     zeros = scale if zero_point is None else zero_point.contiguous()
     launch(
-        round_run_kernel, (triton.cdiv(x.shape[0], ROWS),), x, x, codes, x if fed is None else fed, run, order[begin:],
+        round_run_kernel, (triton.cdiv(x.shape[0], ROWS),), x, codes, x if fed is None else fed, run, order[begin:],
         scale, factor, zeros, x.shape[0], begin, end - begin, x.stride(0), 0 if fed is None else fed.stride(0),
         run.stride(0), scale.shape[1], *block, FED=fed is not None, MULTIPLY=multiply, FORM=form, R=ROWS,
         W=max(16, triton.next_power_of_2(end - begin)), num_warps=WARPS,

@@ -135,7 +135,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor, plan: Plan) -> list[torch.Ten
     high = max(1, 1024 // wide)
     k_tiles = triton.cdiv(columns, wide)
     launch(
-        silu_mul_kernel, (triton.cdiv(rows, high) * k_tiles,), gate, gate, up, codes, scales, rows, columns,
+        silu_mul_kernel, (triton.cdiv(rows, high) * k_tiles,), gate, up, codes, scales, rows, columns,
         gate.stride(0), up.stride(0), *scales.stride(), k_tiles, FORM=form, BM=high, BK=wide,
         num_warps=_warps(high * wide),
     )  # fmt: skip
@@ -154,7 +154,7 @@ def rms_norm(
     wide = max(form.cols, min(4096, max(32, triton.next_power_of_2(columns))))
     high = max(1, 1024 // wide)
     launch(
-        rms_norm_kernel, (triton.cdiv(rows, high),), x, x, x if residual is None else residual,
+        rms_norm_kernel, (triton.cdiv(rows, high),), x, x if residual is None else residual,
         x if total is None else total, weight, codes, scales, rows, columns, x.stride(0),
         0 if residual is None else residual.stride(0), *scales.stride(), eps, ADD=residual is not None,
         FORM=form, BM=high, BK=wide, num_warps=_warps(high * wide),

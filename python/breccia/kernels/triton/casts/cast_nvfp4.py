@@ -128,7 +128,6 @@ def cast_nvfp4(
         cast_nvfp4_kernel,
         (tiles,),
         x,
-        x,
         codes,
         scales,
         stats,

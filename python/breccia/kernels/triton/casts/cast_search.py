@@ -263,7 +263,6 @@ def cast_search(x: torch.Tensor, plan: Plan) -> list[torch.Tensor]:
         cast_search_kernel,
         (triton.cdiv(blocks, TILE // g),),
         x,
-        x,
         codes,
         scales,
         made[2] if asymmetric else scales,

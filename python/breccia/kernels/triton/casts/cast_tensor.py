@@ -211,7 +211,6 @@ def partial_maxima(x: torch.Tensor, parts: torch.Tensor) -> int:
         amax_kernel,
         (count,),
         x,
-        x,
         parts,
         rows,
         cols,
@@ -231,7 +230,7 @@ def finite_amax(x: torch.Tensor) -> torch.Tensor:
     x = contiguous_rows(x)
     parts = torch.empty((2 * PARTIALS,), dtype=torch.float32, device=x.device)
     out = torch.empty((), dtype=torch.float32, device=x.device)
-    launch(largest_kernel, (1,), x, parts, out, partial_maxima(x, parts), N=PARTIALS, num_warps=4)
+    launch(largest_kernel, (1,), parts, out, partial_maxima(x, parts), N=PARTIALS, num_warps=4)
     return out
 
 
@@ -246,7 +245,6 @@ def statistics(
     launch(
         finish_kernel,
         (1,),
-        x,
         parts if amax is None else amax,
         stats,
         scale,
@@ -290,7 +288,6 @@ def cast_tensor(
         cast_tensor_kernel,
         (tiles,),
         x,
-        x,
         codes,
         stats,
         rows,
@@ -322,7 +319,6 @@ def cast_row(
     launch(
         cast_row_kernel,
         (rows,),
-        x,
         x,
         codes,
         scales,

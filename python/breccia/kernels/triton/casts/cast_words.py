@@ -93,7 +93,6 @@ def cast_words(
     launch(
         cast_words_kernel,
         (across * triton.cdiv(rows, bm),),
-        x,
         x.view(torch.int32),
         codes.view(torch.int32),
         scales,
@@ -130,7 +129,6 @@ def cast_turn_words(
     launch(
         cast_turn_kernel,
         (across * triton.cdiv(rows, size),),
-        x,
         x.view(torch.int32),
         one[0].view(torch.int32),
         one[1],

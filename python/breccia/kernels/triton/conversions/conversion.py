@@ -277,12 +277,12 @@ def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tenso
     tiles = k_tiles * triton.cdiv(rows, bm)
     count = max(1, min(tiles, PARTIALS if source.codes.is_cuda else 4))
     launch(
-        scaled_amax_kernel, (count,), source.codes, *source.pointers(), parts, rows, cols, *source.strides(), k_tiles,
+        scaled_amax_kernel, (count,), *source.pointers(), parts, rows, cols, *source.strides(), k_tiles,
         tiles, BM=bm, BK=bk, N=PARTIALS, num_warps=4, FORM=source.form(),
     )  # fmt: skip
     stats = parts[2 * PARTIALS :]
     launch(
-        finish_kernel, (1,), parts, parts, stats, global_scale, count,
+        finish_kernel, (1,), parts, stats, global_scale, count,
         RULE="nvfp4", MAX=6.0, MARGIN=1.0, N=PARTIALS, GIVEN=False, num_warps=4,
     )  # fmt: skip
     return stats
@@ -309,7 +309,6 @@ def requantize(source: Source, plan: Plan) -> list[torch.Tensor]:
     launch(
         requantize_kernel,
         (k_tiles * triton.cdiv(rows, bm),),
-        codes,
         *source.pointers(),
         codes,
         scales,

@@ -153,7 +153,6 @@ def dequantize(
         dequantize_kernel,
         (k_tiles * triton.cdiv(rows, bm),),
         codes,
-        codes,
         scale,
         scale if zero_point is None else zero_point,
         scale if global_scale is None else global_scale,

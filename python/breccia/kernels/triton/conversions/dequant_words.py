@@ -101,7 +101,6 @@ def dequantize_words(
         dequantize_words_kernel,
         (across * triton.cdiv(rows, bm),),
         codes,
-        codes,
         scale,
         scale if global_scale is None else global_scale,
         out.view(torch.int32),

@@ -32,7 +32,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     words = codes.numel() // 4
     if words:
         launch(
-            unpack_kernel, (triton.cdiv(words, WORDS),), packed, packed, codes.view(torch.int32), words, BLOCK=WORDS,
+            unpack_kernel, (triton.cdiv(words, WORDS),), packed, codes.view(torch.int32), words, BLOCK=WORDS,
             num_warps=WARPS,
         )  # fmt: skip
     return codes

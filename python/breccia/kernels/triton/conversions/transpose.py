@@ -139,7 +139,7 @@ def transpose(
     counts = torch.zeros(2, dtype=torch.int64, device=codes.device) if count else None
     if rows and cols:
         launch(
-            transpose_kernel, (triton.cdiv(rows, SIDE), triton.cdiv(cols, SIDE)), codes, codes, scale,
+            transpose_kernel, (triton.cdiv(rows, SIDE), triton.cdiv(cols, SIDE)), codes, scale,
             codes if source is None else source, out, out_scale, out if counts is None else counts, rows, cols,
             codes.stride(0), *scale.stride(), out.stride(0), out_scale.stride(0), ELEMENT=ELEMENTS[element], G=group,
             GATHER=source is not None, SQUARES=squares, COUNT=count,

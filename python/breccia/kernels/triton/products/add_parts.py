@@ -21,7 +21,6 @@ def add_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor)
         add_kernel,
         (triton.cdiv(total, BLOCK),),
         parts,
-        parts,
         parts if bias is None else bias,
         out,
         total,

@@ -20,7 +20,7 @@ def code_sums(codes: torch.Tensor, zero: torch.Tensor | None = None) -> torch.Te
         codes = codes if codes.stride(1) == 1 else codes.contiguous()
         given = codes if zero is None else zero
         launch(
-            sum_kernel, (rows,), codes, codes, given, out, k, codes.stride(0), ZERO=zero is not None, BK=WIDTH,
+            sum_kernel, (rows,), codes, given, out, k, codes.stride(0), ZERO=zero is not None, BK=WIDTH,
             num_warps=4,
         )  # fmt: skip
     return out

@@ -175,7 +175,6 @@ def _launch(
     launch(
         dense_kernel,
         (min(sms, tiles),),
-        rows,
         descriptor(rows, [tile.rows, 128 // size], CODES[size]),
         descriptor(cols, [tile.cols, 128 // size], CODES[size]),
         *_scale_descriptors(sides, tile, device),

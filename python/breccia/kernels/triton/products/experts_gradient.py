@@ -70,7 +70,7 @@ def experts_gradient(
         return out
     m_tiles, n_tiles = triton.cdiv(m, 128), triton.cdiv(n, 128)
     launch(
-        experts_gradient_kernel, (experts * m_tiles * n_tiles,), a, a, b, a_scale, b_scale, offsets, out, m, n, r,
+        experts_gradient_kernel, (experts * m_tiles * n_tiles,), a, b, a_scale, b_scale, offsets, out, m, n, r,
         a_scale.stride(0), b_scale.stride(0), m_tiles, n_tiles, ELEMENT=ELEMENTS[element], SIDE=128, num_warps=8,
         num_stages=3,
     )  # fmt: skip

@@ -170,7 +170,6 @@ def gemm(
         gemm_kernel,
         (tiles, triton.cdiv(n, bn)),
         x,
-        x,
         scale if x_scale is None else x_scale,
         w,
         scale,

@@ -203,7 +203,6 @@ def gemv8(
         gemv8_kernel,
         (triton.cdiv(n, rows_per_program), m),
         x,
-        x,
         w,
         scale,
         scale if bias is None else bias,
@@ -253,7 +252,6 @@ def gemv(
     launch(
         gemv_kernel,
         (triton.cdiv(n, rows_per_program), m),
-        x,
         x.view(torch.int32),
         w,
         scale,

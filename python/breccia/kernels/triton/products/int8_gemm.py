@@ -67,7 +67,6 @@ def int8_gemm(
         int8_kernel,
         (triton.cdiv(m, bm), triton.cdiv(n, 64 if bm < 128 else 128)),
         x,
-        x,
         w,
         x_scale,
         w_scale,

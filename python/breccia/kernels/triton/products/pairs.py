@@ -100,7 +100,7 @@ def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The product of two float32 numbers on a device: a launch, which plans repeat."""
     out = torch.empty(1, dtype=torch.float32, device=a.device)
     early = overlaps(a.device)
-    launch(multiply_kernel, (1,), a, a, b, out, EARLY=early, num_warps=1, **({"launch_pdl": True} if early else {}))
+    launch(multiply_kernel, (1,), a, b, out, EARLY=early, num_warps=1, **({"launch_pdl": True} if early else {}))
     return out
 
 
@@ -118,7 +118,7 @@ def for_each(level: torch.Tensor, count: int) -> torch.Tensor:
     if level.numel() == count:
         return level
     out = torch.empty(count, dtype=level.dtype, device=level.device)
-    launch(spread_kernel, (triton.cdiv(count, 128),), level, level, out, count, N=128, num_warps=1)
+    launch(spread_kernel, (triton.cdiv(count, 128),), level, out, count, N=128, num_warps=1)
     return out
 
 
@@ -167,7 +167,6 @@ def unpacked(
     launch(
         unpack_kernel,
         (rows, triton.cdiv(codes.shape[1], width)),
-        codes,
         codes,
         codes if zero is None else zero,
         out,

@@ -385,7 +385,6 @@ def w4_gemv(
     launch(
         w4_gemv_kernel,
         (triton.cdiv(n, ROWS.value),),
-        x,
         x.view(torch.int32),
         w.view(torch.int32),
         scale,

@@ -97,7 +97,6 @@ def weights_matmul(
     launch(
         weights_kernel,
         (row_tiles * col_tiles if tile.split else min(row_tiles * col_tiles, sms),),
-        x,
         x_desc,
         TensorDescriptor(packed, list(packed.shape), [packed.stride(0), 1], [tile.rows, words], W_LAYOUT[words]),
         out_desc,
@@ -149,7 +148,6 @@ def _ordered(
     launch(
         order_kernel,
         (m, triton.cdiv(k, per_program)),
-        x,
         *(x, x, x, x),
         ordered,
         table,
@@ -190,7 +188,6 @@ def _decoded_in_order(
     launch(
         order_kernel,
         (m, triton.cdiv(k, per_program)),
-        x.codes,
         *x.pointers(),
         ordered,
         ordered,
