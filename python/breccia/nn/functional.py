@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from breccia.frameworks import torch as verbs
+from breccia.frameworks.torch.tensors import FLOATS
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["rms_norm", "silu_mul"]
-
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def silu_mul(gate: Any, up: Any, recipe: ScalingRecipe | str) -> ScaledTensor:
@@ -80,7 +79,7 @@ def rms_norm(
 
 
 def _check_floats(name: str, tensor: Any) -> None:
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _FLOATS:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS:
         got = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise TypeError(f"{name} must be a float32, float64, float16 or bfloat16 tensor, got {got}")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from breccia import _core
-from breccia.frameworks.torch.tensors import core_array
+from breccia.frameworks.torch.tensors import FLOATS, core_array
 from breccia.kernels import triton
 from breccia.recipes import (
     Float8ExpandedScaling,
@@ -24,7 +24,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor, from_buffer
 from breccia.verbs import cast
 
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SMALLEST = 4096  # numbers of a parameter whose moments are quantized; biases and norms have fewer
 _WIDE, _GROUP = 4096, 128  # of the rows that a parameter's numbers are cut into: multiples of every group
 
@@ -95,7 +94,7 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
-            if p.dtype not in _FLOATS:
+            if p.dtype not in FLOATS:
                 wanted = "parameters must be of float32, float64, bfloat16 or float16"
                 raise TypeError(f"{wanted}, got {p.dtype} of shape {tuple(p.shape)}")
 

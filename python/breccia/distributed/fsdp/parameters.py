@@ -24,6 +24,7 @@ from breccia.distributed import rules
 from breccia.distributed.fsdp import shards
 from breccia.distributed.fsdp.resting import resting_of
 from breccia.distributed.fsdp.shards import Shard
+from breccia.frameworks.torch.byte_parameters import seen_as
 from breccia.frameworks.torch.weights import LinearWeight, MadeWeight, QuantizedWeight
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
@@ -282,16 +283,7 @@ def _dealt(w: DTensor, recipe: ScalingRecipe, at_rest: str, square_blocks: bool)
 
 
 def _made(tensor: Any, about: About, clock: Clock) -> ScaledParameter:
-    made: ScaledParameter = torch.Tensor._make_wrapper_subclass(
-        ScaledParameter,
-        tensor.shape,
-        strides=tensor.stride(),
-        storage_offset=tensor.storage_offset(),
-        dtype=tensor.dtype,
-        layout=tensor.layout,
-        device=tensor.device,
-        pin_memory=tensor.is_pinned(),
-    )
+    made: ScaledParameter = seen_as(ScaledParameter, tensor, tensor.dtype)
     made._tensor, made._about, made._clock, made._reduced = tensor, about, clock, None
     return made
 

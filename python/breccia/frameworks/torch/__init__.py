@@ -18,7 +18,7 @@ from breccia.frameworks.torch.direct import EXACT_TYPES, is_plain, needs_grad
 from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
 from breccia.frameworks.torch.tensors import (
-    DTYPES,
+    FLOATS,
     NAMESPACE,
     NATIVE,
     cast_here,
@@ -26,6 +26,7 @@ from breccia.frameworks.torch.tensors import (
     core_of,
     data_dtype,
     dtype_name,
+    float_dtype,
     parts_to_tensor,
     requantize_here,
     whole_array_cast,
@@ -40,7 +41,6 @@ from breccia.verbs.cast_options import CastOptions
 
 namespace = NAMESPACE
 products_follow = True  # products have the dtype of the operand that is a tensor, as torch's have
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def to_core(array: Any, argument: str) -> Any:
@@ -210,7 +210,7 @@ def rms_norm(x: Any, weight: Any, recipe: ScalingRecipe, eps: float, residual: A
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is not None and not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
-    kind = _dtype(dtype) if out is None else out.dtype
+    kind = float_dtype(dtype) if out is None else out.dtype
     if not is_plain(scaled.data):
         _check_fake(scaled=scaled)
         if out is None and launches.quiet(scaled.data):
@@ -248,7 +248,7 @@ def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int]
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
-    kind = _dtype(out_dtype, "out_dtype")
+    kind = float_dtype(out_dtype, "out_dtype")
     if not (is_plain(data_of(a)) and is_plain(data_of(b))) or needs_grad(a) or needs_grad(b):
         _check_fake(a=a, b=b)
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
@@ -260,7 +260,7 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
     """``x @ w.T`` without torch's dispatcher, with a gradient where x needs one; None where torch must see the call,
     or `matmul` has more to say of the operands."""
-    kind, y = _dtype(out_dtype, "out_dtype"), None
+    kind, y = float_dtype(out_dtype, "out_dtype"), None
     if not (isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()):
         y = direct.linear(x, w, kind, precision)
     elif precision == "exact" and (not w.data.is_cpu or (is_plain(x) and is_plain(w.data))):
@@ -282,7 +282,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
         )
     if offsets.device != w_stack.data.device:
         raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
-    given, kind = _operand(x, "x"), _dtype(out_dtype, "out_dtype")
+    given, kind = _operand(x, "x"), float_dtype(out_dtype, "out_dtype")
     made = None if w_stack.data.is_cpu else launches.grouped_matmul(given, w_stack, offsets, kind)
     if made is not None:
         return made
@@ -353,7 +353,7 @@ def _operand(x: Any, argument: str) -> Any:
 def _floats(x: Any, argument: str) -> Any:
     """``x`` as floats; integers and booleans as float32."""
     _check_dense(x, argument)
-    if x.dtype in _FLOATS:
+    if x.dtype in FLOATS:
         if x.dtype == torch.float64 and is_plain(x):
             check_float32(x.detach().resolve_neg().numpy(), argument)
         return x
@@ -385,17 +385,6 @@ def _check_fake(**operands: Any) -> None:
                 f"{argument} must be of fake tensors as the rest is, got real ones: make it under the same "
                 f"FakeTensorMode, or give that allow_non_fake_inputs=True"
             )
-
-
-def _dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        found = dtype
-    else:
-        name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
-        found = DTYPES.get(str(name).rpartition(".")[2], torch.bool)
-    if found not in _FLOATS:
-        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
-    return found
 
 
 trees.register()

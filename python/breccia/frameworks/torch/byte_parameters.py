@@ -35,6 +35,20 @@ _KEPT = {
 _integers_shard = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 13)
 
 
+def seen_as(cls: Any, data: torch.Tensor, dtype: torch.dtype) -> Any:
+    """A tensor of a subclass that looks like another of a dtype, and has no memory of its own."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls,
+        data.shape,
+        strides=data.stride(),
+        storage_offset=data.storage_offset(),
+        dtype=dtype,
+        layout=data.layout,
+        device=data.device,
+        pin_memory=data.is_pinned(),
+    )
+
+
 def parameter_of(data: Any) -> Any:
     """A frozen parameter of bytes over the memory of a plain tensor or a DTensor."""
     if not _integers_shard:
@@ -81,16 +95,7 @@ class BytesSeenAsFloats(torch.Tensor):  # type: ignore[misc]
 
     @staticmethod
     def __new__(cls, data: torch.Tensor) -> BytesSeenAsFloats:
-        made: BytesSeenAsFloats = torch.Tensor._make_wrapper_subclass(
-            cls,
-            data.shape,
-            strides=data.stride(),
-            storage_offset=data.storage_offset(),
-            dtype=_SEEN,
-            layout=data.layout,
-            device=data.device,
-            pin_memory=data.is_pinned(),
-        )
+        made: BytesSeenAsFloats = seen_as(cls, data, _SEEN)
         made._bytes = data
         return made
 

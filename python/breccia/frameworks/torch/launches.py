@@ -23,7 +23,6 @@ from breccia.scaled_tensor import ScaledTensor
 if TYPE_CHECKING:
     from breccia.recipes import ScalingRecipe
 
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MAX_PLANS = 4096
 _MAX_TRIES = 2  # the first call of a process may do what no later one does, such as filling a cache
@@ -139,7 +138,7 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype, activations: ScalingRecip
             return None
         key: tuple[Any, ...] = ("linear", form_number(w), form_number(x), kind)
         operands = _parts(x) + _parts(w)
-    elif type(x) is torch.Tensor and x.dtype in _FLOATS and not (x.requires_grad and torch.is_grad_enabled()):
+    elif type(x) is torch.Tensor and x.dtype in tensors.FLOATS and not (x.requires_grad and torch.is_grad_enabled()):
         if x.ndim < 2 or x.layout is not torch.strided or x.is_nested:
             return None
         if not x.is_cuda or torch._C._functorch.is_functorch_wrapped_tensor(x):

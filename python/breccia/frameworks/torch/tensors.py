@@ -23,9 +23,22 @@ _EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fn
 DTYPES = {
     name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "uint8", "int8", "uint16")
 }
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Formats with a torch dtype. The others are uint8.
 NATIVE = {name: getattr(torch, name) for name in (*_EIGHT_BITS, "float4_e2m1fn_x2")}
 NAMES = {dtype: name for name, dtype in {**NATIVE, **DTYPES}.items()}
+
+
+def float_dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
+    """A torch dtype from a dtype or name of any framework."""
+    if isinstance(dtype, torch.dtype):
+        found = dtype
+    else:
+        name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
+        found = DTYPES.get(str(name).rpartition(".")[2], torch.bool)
+    if found not in FLOATS:
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
+    return found
 
 
 def dtype_name(x: Any) -> str:

@@ -32,22 +32,10 @@ from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 from breccia.verbs.cast_options import CastOptions
 
-FLOATS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def float_dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
-    """A torch dtype from a dtype or name of any framework."""
-    if isinstance(dtype, torch.dtype) and dtype in FLOATS.values():
-        return dtype
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
-    if name not in FLOATS:
-        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
-    return FLOATS[name]
-
 
 def cast(x: torch.Tensor, recipe: Any) -> ScaledTensor:
     """`breccia.cast` of a CUDA tensor."""
-    if x.dtype not in FLOATS.values():
+    if x.dtype not in tensors.FLOATS:
         raise TypeError(f"x must be a float32, float64, float16 or bfloat16 tensor, got {x.dtype}")
     return tensors.parts_to_tensor(cast_parts(x, recipe), x.shape, recipe, tensors.dtype_name(x))
 
@@ -168,7 +156,7 @@ def _native(parts: list[torch.Tensor], shapes: Any, recipe: Any) -> list[torch.T
 
 def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: torch.Tensor | None = None) -> torch.Tensor:
     """`breccia.dequantize` of a CUDA ScaledTensor."""
-    target = float_dtype(dtype if out is None else out.dtype)
+    target = tensors.float_dtype(dtype if out is None else out.dtype)
     made = torch.float32 if target == torch.float64 else target
     if recipes.decodes(scaled):
         op = recipes.operand(scaled)

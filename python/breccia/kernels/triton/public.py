@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from breccia.device import GpuInfo
+from breccia.frameworks.torch.tensors import float_dtype
 from breccia.kernels.triton import recipes
-from breccia.kernels.triton.ops import float_dtype
 from breccia.kernels.triton.products import paths
 from breccia.kernels.triton.products.dispatch import FP8
 from breccia.kernels.triton.products.product import HOPPER, Fp8, Product

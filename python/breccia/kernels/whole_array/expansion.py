@@ -29,7 +29,8 @@ def expand(xp: Namespace, blocks: Any, stats: Stats, element: Element) -> tuple[
     size = xp.floats(bits)
     least = xp.floats(INFINITY_BITS - xp.max(INFINITY_BITS - xp.where(bits > 0, bits, bits * 0 + INFINITY_BITS), (4,)))
     top, low = _logarithm(xp, stats.amax), _logarithm(xp, least)
-    span = _difference(*(_logarithm(xp, xp.constant(x, "float32", blocks)) for x in _range(element)))
+    ends = element.max, formats.finfo(element.name).smallest
+    span = _difference(*(_logarithm(xp, xp.constant(x, "float32", blocks)) for x in ends))
     exponent = xp.divide(span, xp.maximum(_difference(top, low), span * (1 / _MOST)))
     finite = ~(stats.has_nan | stats.has_infinity) & (stats.amax != 0)
     exponent = xp.astype(xp.where(finite, exponent, stats.amax * 0 + 1), "float16")
@@ -59,10 +60,6 @@ def _value_of_largest(xp: Namespace, scale: Any, element: Element) -> Any:
     most = np.float32(FLOAT32_MAX) / np.float32(element.max)
     finite = xp.minimum(xp.maximum(value, scale * 0 - FLOAT32_MAX), scale * 0 + FLOAT32_MAX)
     return xp.where((xp.bits(scale) & ABS_MASK) <= int(most.view(np.int32)), finite, value)
-
-
-def _range(element: Element) -> tuple[float, float]:
-    return element.max, formats.finfo(element.name).smallest
 
 
 def _signed(xp: Namespace, size: Any, of: Any) -> Any:

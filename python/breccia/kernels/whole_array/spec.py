@@ -38,7 +38,6 @@ class Element:
     max_exponent: int
     min_exponent_bits: int
     max_bits: int
-    max_code: int
     nan_code: int
     sign_mask: int
     has_one_zero: bool  # whose sign no code has
@@ -61,7 +60,6 @@ class Element:
             max_exponent=info.max_exponent,
             min_exponent_bits=_bits(smallest_normal),
             max_bits=_bits(info.max),
-            max_code=int(np.nonzero(values == np.float32(info.max))[0][0]) if info.max in values else 0,
             nan_code=int(formats.encode(np.full(1, np.nan), name)[0]),
             sign_mask=1 << (info.bits - 1),
             has_one_zero=len(np.unique(formats.encode(np.array([0.0, -0.0]), name))) == 1,
@@ -78,7 +76,6 @@ class Spec:
     search: bool
     two_level: bool
     global_divides: bool
-    ragged: bool
     margin: float
     expanded: bool  # groups have exponents
     multiply: bool  # whether codes are made by multiplying with the factor, or by dividing
@@ -95,7 +92,6 @@ class Spec:
             search=chosen.searches,
             two_level=chosen.two_level,
             global_divides=core.global_divides,
-            ragged=chosen.rows > 1,
             margin=2.0 ** max(-126, min(126, chosen.margin)),
             expanded=chosen.rule == "expanded",
             multiply=rule not in ("divide", "asymmetric"),

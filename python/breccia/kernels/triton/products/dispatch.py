@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from breccia.frameworks.torch.tensors import FLOATS, float_dtype
 from breccia.kernels.triton import recipes
-from breccia.kernels.triton.ops import dequantize, float_dtype
+from breccia.kernels.triton.ops import dequantize
 from breccia.kernels.triton.products import pairs, paths
 from breccia.kernels.triton.products.product import Fp8, Integers, Product
 from breccia.scaled_tensor import ScaledTensor
@@ -157,12 +158,7 @@ def _check(a: Any, b: Any) -> None:
         data = t.data if isinstance(t, ScaledTensor) else t
         if not isinstance(data, torch.Tensor):
             raise TypeError(f"{name} must be a torch tensor or a ScaledTensor of one, got {type(t).__name__}")
-        if not isinstance(t, ScaledTensor) and t.dtype not in (
-            torch.float32,
-            torch.float64,
-            torch.float16,
-            torch.bfloat16,
-        ):
+        if not isinstance(t, ScaledTensor) and t.dtype not in FLOATS:
             raise TypeError(f"{name} must be a float tensor or a ScaledTensor, got dtype {t.dtype}")
     devices = [(t.data if isinstance(t, ScaledTensor) else t).device for t in (a, b)]
     if devices[0] != devices[1]:
