@@ -33,17 +33,11 @@ SQUARES = Float8BlockScaling(block_m=GROUP, scale_format="e8m0")  # of weights: 
 
 
 class Routes(NamedTuple):
-    """Which row is whose. R rows: those of expert e are ``offsets[e]`` to ``offsets[e + 1]``, multiples of 128.
+    """Which row is whose. R rows: those of expert e are ``offsets[e]`` to ``offsets[e + 1]``, multiples of 128."""
 
-    Attributes:
-        offsets: (E + 1,) int32.
-        source: (R,) int32, the token of a row; -1 for none.
-        place: (T, k) int32, the row of a token's choice; -1 where it chose no expert.
-    """
-
-    offsets: Any
-    source: Any
-    place: Any
+    offsets: Any  # (E + 1,) int32
+    source: Any  # (R,) int32, the token of a row; -1 for none
+    place: Any  # (T, k) int32, the row of a token's choice; -1 where it chose no expert
 
 
 def routes(index: Any, experts: int) -> Routes:

@@ -83,16 +83,12 @@ class CastOptions:
     @property
     def core_arguments(self) -> dict[str, Any]:
         """As keyword arguments of the core's casts."""
-        hadamard = None if self.hadamard is None else (self.hadamard.block, self.hadamard.seed)
-        seed = None if self.seed is None else operator.index(self.seed)
-        amax = None if self.amax is None else _numbers(self.amax, "amax")
-        offset = operator.index(self.offset[0]), operator.index(self.offset[1])
         return {
-            "seed": seed,
-            "hadamard": hadamard,
+            "seed": None if self.seed is None else operator.index(self.seed),
+            "hadamard": None if self.hadamard is None else (self.hadamard.block, self.hadamard.seed),
             "square_blocks": self.square_blocks,
-            "amax": amax,
-            "offset": offset,
+            "amax": None if self.amax is None else _numbers(self.amax, "amax"),
+            "offset": (operator.index(self.offset[0]), operator.index(self.offset[1])),
             "importance": self.importance,
         }
 

@@ -4,6 +4,7 @@ reads the bytes of its own rows, a few at a time."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,22 +34,14 @@ _PIECE = 32 << 20  # bytes of float32 values that are made at a time
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a tensor of a state dict comes from.
+    """Where a tensor of a state dict comes from."""
 
-    Attributes:
-        index: of the logical tensor.
-        part: which of its parts, as bytes; "" for its values.
-        shape: as the state dict has it.
-        rows: of the logical tensor, to each index of the first axis; 0 where any of them tell all.
-        turned: whether matrices are transposed.
-    """
-
-    index: int
-    part: str
-    shape: tuple[int, ...]
+    index: int  # of the logical tensor
+    part: str  # which of its parts, as bytes; "" for its values
+    shape: tuple[int, ...]  # as the state dict has it
     dtype: Any
-    rows: int = 1
-    turned: bool = False
+    rows: int = 1  # of the logical tensor, to each index of the first axis; 0 where any of them tell all
+    turned: bool = False  # whether matrices are transposed
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,35 +112,14 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]
         return Metadata(state_dict_metadata=described)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing.
-
-        Args:
-            metadata: ignored.
-            is_coordinator: ignored.
-            args: ignored.
-            kwargs: ignored.
-        """
+        """Nothing is to be set up: see `torch.distributed.checkpoint.StorageReader`."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is.
-
-        Args:
-            plan: a rank's.
-
-        Returns:
-            ``plan``.
-        """
+        """The plan as it is: see `torch.distributed.checkpoint.StorageReader`."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are.
-
-        Args:
-            plans: those of all ranks.
-
-        Returns:
-            ``plans``.
-        """
+        """The plans as they are: see `torch.distributed.checkpoint.StorageReader`."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
@@ -183,14 +155,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether there is such a path.
-
-        Args:
-            checkpoint_id: the path.
-
-        Returns:
-            True where there is.
-        """
+        """Whether there is such a path: see `torch.distributed.checkpoint.StorageReader`."""
         return Path(checkpoint_id).exists()
 
     # --- what is there ----------------------------------------------------------------------------------------------
@@ -252,7 +217,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]
         spans = [wish for wish in wishes if wish.stop > wish.start]
         start = min((wish.start for wish in spans), default=0) // step * step
         stop = max((wish.stop for wish in spans), default=min(step, rows))
-        width = 4 * max(1, _size(shape[1:]))
+        width = 4 * max(1, math.prod(shape[1:]))
         length = max(_PIECE // width // step, 1) * step
         if any(wish.source.turned and len(shape) == 2 for wish in wishes):
             length = rows
@@ -296,10 +261,3 @@ def _take(found: Found, tensor: Any, wish: _Wish, begin: int, end: int) -> None:
         bytes_of_part(tensor, source.part, source.shape, place, into)
     else:
         floats_of(found, tensor, source.turned, place, into)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    result = 1
-    for extent in shape:
-        result *= extent
-    return result

@@ -18,17 +18,8 @@ from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import cast_form
 
 # Formats with a JAX dtype for one code per byte. Two codes per byte are uint8.
-NATIVE = {
-    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-    "float8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
-    "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
-    "float8_e4m3": ml_dtypes.float8_e4m3,
-    "float8_e3m4": ml_dtypes.float8_e3m4,
-    "float8_e4m3b11fnuz": ml_dtypes.float8_e4m3b11fnuz,
-    "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
-    "int8": np.int8,
-}
+_FLOAT8 = ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3", "e3m4", "e4m3b11fnuz", "e8m0fnu")
+NATIVE = {**{f"float8_{name}": getattr(ml_dtypes, f"float8_{name}") for name in _FLOAT8}, "int8": np.int8}
 _ALIGNMENT = 64  # of memory that XLA takes over without a copy
 
 
@@ -143,10 +134,6 @@ def dequantize_method(scaled: ScaledTensor) -> str:
     return "sequential" if whole else "broadcast_all"
 
 
-def _callback(call: Any, results: Any, *operands: Any, vmap_method: str) -> Any:
-    return jax.pure_callback(call, results, *operands, vmap_method=vmap_method)
-
-
 def _host(scaled: ScaledTensor) -> ScaledTensor:
     """Its arrays as NumPy ones, in place."""
     return scaled.map(np.asarray)
@@ -165,21 +152,21 @@ def cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: tuple[int, int] | N
 
     operands = (x,) if seed is None else (x, seed)
     method = cast_method(recipe, seed is not None)
-    return _callback(call, cast_results(x.shape, recipe), *operands, vmap_method=method)
+    return jax.pure_callback(call, cast_results(x.shape, recipe), *operands, vmap_method=method)
 
 
 def dequantize(scaled: ScaledTensor, name: str) -> Any:
     def call(scaled: ScaledTensor) -> Any:
         return dequantize_now(_host(scaled), name)
 
-    return _callback(call, result(scaled.shape, name), scaled, vmap_method=dequantize_method(scaled))
+    return jax.pure_callback(call, result(scaled.shape, name), scaled, vmap_method=dequantize_method(scaled))
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
     def call(scaled: ScaledTensor) -> tuple[Any, ...]:
         return tuple(requantize_now(_host(scaled), recipe))
 
-    return _callback(call, cast_results(scaled.shape, recipe), scaled, vmap_method="sequential")
+    return jax.pure_callback(call, cast_results(scaled.shape, recipe), scaled, vmap_method="sequential")
 
 
 def matmul(a: Any, b: Any, name: str, precision: str) -> Any:
@@ -188,4 +175,4 @@ def matmul(a: Any, b: Any, name: str, precision: str) -> Any:
         return matmul_now(left, right, name, precision)
 
     shape = _core.matmul_shape(list(a.shape), list(b.shape))
-    return _callback(call, result(shape, name), a, b, vmap_method="sequential")
+    return jax.pure_callback(call, result(shape, name), a, b, vmap_method="sequential")

@@ -62,6 +62,16 @@ def cast(
     return tuple(_run(whole, local, split, rule, operands, made))
 
 
+def _of_parts(call: Call, rebuild: Call) -> Call:
+    """``call`` of what ``rebuild`` makes of arrays, as a tuple."""
+
+    def run(*parts: Any) -> tuple[Any, ...]:
+        made = call(*rebuild(*parts))
+        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+    return run
+
+
 def dequantize(whole: Call, inside: Call, scaled: ScaledTensor) -> Any:
     """The values of an upright tensor, by ``whole``, or by ``inside`` in code that the compiler splits."""
     parts, rebuild = _taken(scaled)
@@ -73,12 +83,7 @@ def dequantize(whole: Call, inside: Call, scaled: ScaledTensor) -> Any:
         axes = cuts.whole_blocks(shape, given[0], mesh, cuts.blocks_of(layout, packed, len(shape)))
         return [cuts.of_part(one.shape, axes) for one in parts], [axes]
 
-    def one(*parts: Any) -> tuple[Any]:
-        return (whole(rebuild(*parts)),)
-
-    def here(*parts: Any) -> tuple[Any]:
-        return (inside(rebuild(*parts)),)
-
+    one, here = (_of_parts(call, lambda *parts: [rebuild(*parts)]) for call in (whole, inside))
     axes = cuts.axes_of(shape, layout, packed)
     made = jax.eval_shape(one, *map(_shape, parts))
     rule = cuts.rule([(part.shape, axes) for part in parts], [(shape, axes)])
@@ -103,12 +108,7 @@ def requantize(whole: Call, inside: Call, scaled: ScaledTensor, recipe: ScalingR
             cuts.of_part(one.shape, axes) for one in made
         ]
 
-    def one(*parts: Any) -> tuple[Any, ...]:
-        return tuple(whole(rebuild(*parts)))
-
-    def here(*parts: Any) -> tuple[Any, ...]:
-        return tuple(inside(rebuild(*parts)))
-
+    one, here = (_of_parts(call, lambda *parts: [rebuild(*parts)]) for call in (whole, inside))
     made = jax.eval_shape(one, *map(_shape, parts))
     shapes = [_swapped(part.shape, turned) if part.ndim == scaled.ndim else part.shape for part in parts]
     axes = cuts.common_axes(scaled.shape, [*shapes, *(part.shape for part in made)])
@@ -132,12 +132,10 @@ def matmul(whole: Call, inside: Call, a: Any, b: Any) -> Any:
     if _alone((*left, *right)):
         return whole(a, b)
 
-    def one(*parts: Any) -> tuple[Any]:
-        return (whole(rebuild_a(*parts[: len(left)]), rebuild_b(*parts[len(left) :])),)
+    def operands_of(*parts: Any) -> list[Any]:
+        return [rebuild_a(*parts[: len(left)]), rebuild_b(*parts[len(left) :])]
 
-    def here(*parts: Any) -> tuple[Any]:
-        return (inside(rebuild_a(*parts[: len(left)]), rebuild_b(*parts[len(left) :])),)
-
+    one, here = (_of_parts(call, operands_of) for call in (whole, inside))
     (out,) = made = jax.eval_shape(one, *map(_shape, (*left, *right)))
     kept = [_Kept(operand, axes) for operand, axes in zip((a, b), _kept_axes(a, b, out), strict=True)]
     parts = [(part.shape, one) for one, own in zip(kept, (left, right), strict=True) for part in own]
@@ -197,13 +195,8 @@ def gathered(whole: Call, *operands: Any) -> Any:
 
 
 class _Kept:
-    """The axes of an operand that a product keeps, by the axes of the result.
-
-    Attributes:
-        places: where they are in the stored arrays.
-        blocks: elements of each that stay together.
-        factors: of each, for the rule.
-    """
+    """The axes of an operand that a product keeps, by the axes of the result: ``places``, where they are in the stored
+    arrays, ``blocks``, the elements of each that stay together, and ``factors`` of each, for the rule."""
 
     def __init__(self, operand: Any, axes: dict[int, int]) -> None:
         """``axes``: of the operand, and those of the result that they are."""

@@ -30,17 +30,9 @@ from breccia.verbs.cast_options import CastOptions
 __all__ = ["from_quantized", "to_quantized"]
 
 namespace = Mlx(mx)
-_DTYPES = {
-    "float32": mx.float32,
-    "float64": mx.float64,
-    "float16": mx.float16,
-    "bfloat16": mx.bfloat16,
-    "uint8": mx.uint8,
-    "int8": mx.int8,
-    "uint16": mx.uint16,
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
+_DTYPES = {name: getattr(mx, name) for name in (*_FLOATS, "uint8", "int8", "uint16")}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _INTEGERS = (mx.bool_, mx.uint8, mx.int8, mx.uint16, mx.int16, mx.uint32, mx.int32, mx.uint64, mx.int64)
 # MLX mode -> (recipe, elements of a group, bits of an element).
 _MODES: dict[str, tuple[ScalingRecipe, int, int]] = {

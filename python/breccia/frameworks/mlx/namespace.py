@@ -9,14 +9,12 @@ import mlx.core as mx
 
 from breccia.kernels.whole_array.namespace import Namespace
 
-_DTYPES = {"float32": mx.float32}
-
 
 class Mlx(Namespace):
     """The part of `Namespace` that `breccia.delayed` and `breccia.verbs.grouped` use."""
 
     def astype(self, x: Any, dtype: str) -> Any:
-        return x.astype(_DTYPES[dtype])
+        return x.astype(getattr(mx, dtype))
 
     def constant(self, value: Any, dtype: str, like: Any) -> Any:
-        return mx.array(value, _DTYPES[dtype])
+        return mx.array(value, getattr(mx, dtype))
