@@ -68,9 +68,6 @@ def _along(parts: Any, key: str, axis: int) -> list[Any]:
     return placed
 
 
-# --- cast -------------------------------------------------------------------------------------------------------------
-
-
 def cast(x: DTensor, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     """`breccia.cast` of a DTensor: parts that are dealt out as it is, with the bytes that the whole has there."""
     if any(placement.is_partial() for placement in x.placements):

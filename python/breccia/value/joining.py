@@ -15,7 +15,7 @@ import numpy as np
 from breccia import frameworks
 from breccia.scaled_tensor import A, ScaledTensor
 from breccia.value import slicing
-from breccia.value.slicing import block_along, made
+from breccia.value.slicing import block_along, index, made  # noqa: F401 (breccia.pieces had it)
 
 
 def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
@@ -38,9 +38,6 @@ def _parts(tensors: Iterable[ScaledTensor], verb: str) -> list[ScaledTensor]:
 def _upright(scaled: Any, argument: str, verb: str) -> ScaledTensor:
     slicing.check_upright(_scaled(scaled, argument), argument, verb)
     return scaled  # type: ignore[no-any-return]
-
-
-# --- joining --------------------------------------------------------------------------------------------------
 
 
 def concatenate(tensors: Iterable[ScaledTensor[A]], axis: int = 0) -> ScaledTensor[A]:

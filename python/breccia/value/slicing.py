@@ -72,9 +72,6 @@ def check_upright(scaled: ScaledTensor, argument: str, verb: str) -> None:
         raise ValueError(f"{argument} must not be a transposed view: {verb} its .mT, then take .mT of the result")
 
 
-# --- indexing -------------------------------------------------------------------------------------------------
-
-
 def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
     """``scaled[key]``: a view of matrices of a batch, of rows, or of whole blocks of columns. The key has integers,
     slices, ``...``, and at most one array of integers or booleans, as in NumPy."""
@@ -225,9 +222,6 @@ def _gather(array: Any, at: Any) -> Any:
     import torch
 
     return array.view(torch.uint8)[at].view(array.dtype)  # torch gathers bytes, but not codes of every format
-
-
-# --- reshaping ------------------------------------------------------------------------------------------------
 
 
 def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:

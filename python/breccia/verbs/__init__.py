@@ -176,7 +176,9 @@ def linear(
     if getattr(w, "_rests", False) or getattr(x, "_rests", False):
         x, w = ready(x), ready(w)
     out_dtype = _result_dtype(x, w, out_dtype, frameworks.of(data_of(w)))
-    y = _directly(x, w, out_dtype, precision)
+    # Without a view of w transposed, where the framework has such a product and nothing is to be refused.
+    direct = getattr(frameworks.of(w.data), "direct_linear", None) if isinstance(w, ScaledTensor) else None
+    y = None if direct is None else direct(x, w, out_dtype, precision)
     if y is None:
         y = _linear(x, w, out_dtype, precision)
     result: A = y if bias is None else plus(y, bias)
@@ -222,13 +224,6 @@ def _result_dtype(a: Any, b: Any, out_dtype: Any, framework: Any) -> Any:
         return a.original_dtype
     known = str(getattr(a, "dtype", "")).rpartition(".")[2] in ("float32", "float64", "float16", "bfloat16")
     return a.dtype if known else "float32"
-
-
-def _directly(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
-    """The product without a view of w transposed, where the framework has such and nothing is to be refused; else
-    None."""
-    direct = getattr(frameworks.of(w.data), "direct_linear", None) if isinstance(w, ScaledTensor) else None
-    return None if direct is None else direct(x, w, out_dtype, precision)
 
 
 def check_linear(x: Any, w: Any) -> None:

@@ -243,7 +243,11 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int] | None:
     """`breccia.transpose` by a kernel; None where there is none."""
-    return launches.transpose(scaled, group) if launches.quiet(scaled.data) else None
+    if not launches.quiet(scaled.data):
+        return None
+    from breccia.kernels.triton import ops
+
+    return ops.transpose(scaled, group)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:

@@ -161,7 +161,11 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype, activations: ScalingRecip
 
 def by_values(a: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
     """``a @ w`` where kernels decode w (N, K) for it and torch multiplies: a plan decodes. None for other products."""
-    if not quiet(w.data) or not _running().by_values(a, w, kind):
+    if not quiet(w.data):
+        return None
+    from breccia.kernels.triton.products import running
+
+    if not running.by_values(a, w, kind):
         return None
     if a.ndim < 2 or a.shape[-1] != w.shape[0] or a.device != w.data.device:
         return None
@@ -224,12 +228,6 @@ def grouped_again(x: Any, w: Any, offsets: Any, out_dtype: Any) -> torch.Tensor 
 def _key_of_grouped(x: Any, w: ScaledTensor, offsets: torch.Tensor, kind: torch.dtype) -> tuple[Any, ...]:
     form: Any = form_number(x) if type(x) is ScaledTensor else (x.dtype, x.shape, x.stride())
     return ("grouped matmul", form_number(w), form, offsets.dtype, offsets.shape, offsets.stride(), kind)
-
-
-def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int] | None:
-    """`breccia.transpose` of a value for whose data `quiet` holds: its counts are read. None where no kernel does
-    it."""
-    return _ops().transpose(scaled, group)  # type: ignore[no-any-return]
 
 
 def _key_of_linear(
@@ -326,12 +324,6 @@ def _plan_module() -> Any:
     from breccia.kernels.triton import plans
 
     return plans
-
-
-def _running() -> Any:
-    from breccia.kernels.triton.products import running
-
-    return running
 
 
 def _ops() -> Any:

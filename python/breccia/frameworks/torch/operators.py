@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from breccia.recipes import ScalingRecipe
     from breccia.scaled_tensor import ScaledTensor
 
-# --- cast -----------------------------------------------------------------------------------------------------------
-
 _library = torch.library.Library("breccia", "DEF")
 _library.define("cast(Tensor x, str recipe) -> Tensor[]")
 _library.define("silu_mul_cast(Tensor gate, Tensor up, str recipe) -> Tensor[]")
@@ -59,8 +57,6 @@ def _cast_anywhere(x: Any, recipe: str) -> list[Any]:
 
 
 def _cast_cuda(x: Any, recipe: str) -> list[Any]:
-    if not triton.TRITON_AVAILABLE:
-        return _cast_anywhere(x, recipe)
     from breccia.kernels.triton import ops
 
     return launches.repeated(("cast", recipe), [x], lambda: ops.cast_parts(x, recipe_of(recipe)))
@@ -77,27 +73,15 @@ def _cast_fake(x: Any, recipe: str) -> list[Any]:
     return empty(parts, x.device)
 
 
-# --- cast of what comes before a linear layer ------------------------------------------------------------------------
-
-
 def _silu_mul_anywhere(gate: Any, up: Any, recipe: str) -> list[Any]:
     return list(torch.ops.breccia.cast(torch.nn.functional.silu(gate) * up, recipe))
 
 
-def _fuses(x: Any, recipe: str) -> bool:
-    """Whether one kernel makes values like x, on a CUDA device, and casts them."""
-    if not triton.TRITON_AVAILABLE:
-        return False
-    from breccia.kernels.triton import ops
-
-    return ops.fuses(x, recipe_of(recipe))
-
-
 def _silu_mul_cuda(gate: Any, up: Any, recipe: str) -> list[Any]:
-    if not _fuses(gate, recipe):
-        return _silu_mul_anywhere(gate, up, recipe)
     from breccia.kernels.triton import ops
 
+    if not ops.fuses(gate, recipe_of(recipe)):
+        return _silu_mul_anywhere(gate, up, recipe)
     return launches.repeated(("silu mul", recipe), [gate, up], lambda: ops.silu_mul_parts(gate, up, recipe_of(recipe)))
 
 
@@ -112,10 +96,10 @@ def _rms_norm_anywhere(x: Any, residual: Any, weight: Any, eps: float, recipe: s
 
 
 def _rms_norm_cuda(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
-    if not _fuses(x, recipe):
-        return _rms_norm_anywhere(x, residual, weight, eps, recipe)
     from breccia.kernels.triton import ops
 
+    if not ops.fuses(x, recipe_of(recipe)):
+        return _rms_norm_anywhere(x, residual, weight, eps, recipe)
     operands = [x, weight] if residual is None else [x, weight, residual]
     return launches.repeated(
         ("rms norm", recipe, eps), operands, lambda: ops.rms_norm_parts(x, residual, weight, eps, recipe_of(recipe))
@@ -124,9 +108,6 @@ def _rms_norm_cuda(x: Any, residual: Any, weight: Any, eps: float, recipe: str) 
 
 def _rms_norm_fake(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
     return _cast_fake(x, recipe) if residual is None else [*_cast_fake(x, recipe), torch.empty_like(x)]
-
-
-# --- dequantize -----------------------------------------------------------------------------------------------------
 
 
 def _dequantize_cpu(parts: list[Any], key: str, dtype: Any) -> Any:
@@ -141,8 +122,6 @@ def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
 
 
 def _dequantize_cuda(parts: list[Any], key: str, dtype: Any) -> Any:
-    if not triton.TRITON_AVAILABLE:
-        return _dequantize_anywhere(parts, key, dtype)
     made = launches.repeated(
         ("dequantize", key, dtype), parts, lambda: [triton.dequantize(unflatten(parts, key), dtype).contiguous()]
     )
@@ -151,9 +130,6 @@ def _dequantize_cuda(parts: list[Any], key: str, dtype: Any) -> Any:
 
 def _dequantize_fake(parts: list[Any], key: str, dtype: Any) -> Any:
     return torch.empty(unflatten(parts, key).shape, dtype=dtype, device=parts[0].device)
-
-
-# --- requantize -----------------------------------------------------------------------------------------------------
 
 
 def _requantize_cpu(parts: list[Any], key: str, recipe: str) -> list[Any]:
@@ -165,8 +141,6 @@ def _requantize_anywhere(parts: list[Any], key: str, recipe: str) -> list[Any]:
 
 
 def _requantize_cuda(parts: list[Any], key: str, recipe: str) -> list[Any]:
-    if not triton.TRITON_AVAILABLE:
-        return _requantize_anywhere(parts, key, recipe)
     from breccia.kernels.triton import ops
 
     return ops.requantize_parts(unflatten(parts, key), recipe_of(recipe))
@@ -174,9 +148,6 @@ def _requantize_cuda(parts: list[Any], key: str, recipe: str) -> list[Any]:
 
 def _requantize_fake(parts: list[Any], key: str, recipe: str) -> list[Any]:
     return empty(output_parts(list(unflatten(parts, key).shape), recipe), parts[0].device)
-
-
-# --- matmul ---------------------------------------------------------------------------------------------------------
 
 
 def _core_operand(tensors: list[Any], key: str, argument: str) -> Any:
@@ -239,8 +210,6 @@ def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dty
 
 
 def _matmul_cuda(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
-    if not triton.TRITON_AVAILABLE:
-        return _matmul_anywhere(a, a_key, b, b_key, out_dtype, precision)
     if b_key and form_of(b_key).axis == -1:
         made = launches.by_values(unflatten(a, a_key), unflatten(b, b_key), out_dtype)
         if made is not None:
@@ -279,9 +248,6 @@ def _matmul_backward(ctx: Any, grad: Any) -> Any:
     return tuple(grads)
 
 
-# --- grouped matmul -------------------------------------------------------------------------------------------------
-
-
 def _grouped_anywhere(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
     from breccia.verbs.grouped import by_expert
 
@@ -299,8 +265,6 @@ def _grouped_cpu(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: An
 
 
 def _grouped_cuda(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
-    if not triton.TRITON_AVAILABLE:
-        return _grouped_anywhere(x, x_key, w, w_key, offsets, dtype)
     made = launches.repeated(
         ("grouped", x_key, len(x), w_key, dtype),
         [*x, *w, offsets],
@@ -312,9 +276,6 @@ def _grouped_cuda(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: A
 def _grouped_fake(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
     rows, columns = _shape_of(x, x_key)[0], _shape_of(w, w_key)[1]
     return torch.empty((rows, columns), dtype=dtype, device=w[0].device)
-
-
-# --- straight through -----------------------------------------------------------------------------------------------
 
 
 def _straight_through(x: Any, recipe: str, clipped: bool, low: float | None, high: float | None) -> Any:
@@ -347,6 +308,15 @@ def _straight_through_backward(ctx: Any, grad: Any, _: Any) -> Any:
     return (torch.where(inside, grad, 0) if ctx.clipped else grad), None, None, None, None
 
 
+def _on_cuda(by_kernels: Any, anywhere: Any) -> Any:
+    """An operator on CUDA: by kernels, where there is Triton for them."""
+
+    def run(*operands: Any) -> Any:
+        return (by_kernels if triton.TRITON_AVAILABLE else anywhere)(*operands)
+
+    return run
+
+
 for _name, _cpu, _cuda, _anywhere, _fake in (
     ("cast", _cast_cpu, _cast_cuda, _cast_anywhere, _cast_fake),
     ("silu_mul_cast", _silu_mul_anywhere, _silu_mul_cuda, _silu_mul_anywhere, _silu_mul_fake),
@@ -358,7 +328,7 @@ for _name, _cpu, _cuda, _anywhere, _fake in (
     ("straight_through", _straight_through, _straight_through, _straight_through, _straight_through_fake),
 ):
     _library.impl(_name, _cpu, "CPU")
-    _library.impl(_name, _cuda, "CUDA")
+    _library.impl(_name, _on_cuda(_cuda, _anywhere), "CUDA")
     _library.impl(_name, _anywhere, "CompositeExplicitAutograd")
     torch.library.register_fake(f"breccia::{_name}", _fake, lib=_library)
 torch.library.register_autograd("breccia::matmul", _matmul_backward, setup_context=_matmul_context, lib=_library)

@@ -128,9 +128,6 @@ def spread_kernel(a_ptr, out_ptr, count, N: tl.constexpr):
     tl.store(out_ptr + at, tl.zeros([N], out_ptr.dtype.element_ty) + tl.load(a_ptr), mask=at < count)
 
 
-# --- integers -------------------------------------------------------------------------------------------------------
-
-
 def is_integer(op: recipes.Operand) -> bool:
     """Whether `integers` takes an operand."""
     if op.element not in _INTEGERS or op.sfmt != "float" or op.global_scale is not None or len(op.shape) < 2:
