@@ -19,7 +19,7 @@ import contextvars
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from breccia.peers import require
@@ -383,57 +383,46 @@ def register(config: LoraConfig) -> LoraConfig:
     return config
 
 
-def _register_all() -> None:
-    made = LoraConfig.__post_init__
-    if getattr(made, "_takes_codes", False):
-        return
+def _around(owner: Any, name: str) -> Callable[[Callable[[Any, Any], Any]], None]:
+    """Puts a function around one of PEFT's, once in a process, where this version of PEFT has that."""
 
-    @functools.wraps(made)
-    def made_for_codes(self: LoraConfig) -> None:
-        made(self)
-        register(self)
+    def put(call: Callable[[Any, Any], Any]) -> None:
+        made = getattr(owner, name, None)
+        if made is None or getattr(made, "_knows_codes", False):
+            return
 
-    made_for_codes._takes_codes = True  # type: ignore[attr-defined]
-    LoraConfig.__post_init__ = made_for_codes
+        @functools.wraps(made)
+        def changed(of: Any) -> Any:
+            return call(made, of)
 
+        changed._knows_codes = True  # type: ignore[attr-defined]
+        setattr(owner, name, changed)
 
-def _find_devices_by_codes() -> None:
-    """PEFT takes a model's device from its first parameter; where every layer holds codes there may be none."""
-    made = getattr(lora_model, "get_device_map", None)  # not in every version of PEFT
-    if made is None or getattr(made, "_knows_codes", False):
-        return
-
-    @functools.wraps(made)
-    def get_device_map(model: Any) -> Any:
-        if not hasattr(model, "hf_device_map") and next(model.parameters(), None) is None:
-            layer = next((one for one in model.modules() if isinstance(one, QuantizedLinear)), None)
-            if layer is not None:
-                return {"": layer.weight.device}
-        return made(model)
-
-    get_device_map._knows_codes = True  # type: ignore[attr-defined]
-    lora_model.get_device_map = get_device_map
+    return put
 
 
-def _refuse_codes_to_save() -> None:
+@_around(LoraConfig, "__post_init__")
+def _take_codes(made: Any, config: LoraConfig) -> None:
+    made(config)
+    register(config)
+
+
+@_around(ModulesToSaveWrapper, "check_module")
+def _refuse_codes_to_save(made: Any, wrapper: ModulesToSaveWrapper) -> None:
     """PEFT trains a copy of each module that ``modules_to_save`` names; of codes nothing would learn, in silence."""
-    made = ModulesToSaveWrapper.check_module
-    if getattr(made, "_refuses_codes", False):
-        return
-
-    @functools.wraps(made)
-    def check_module(self: ModulesToSaveWrapper) -> None:
-        made(self)
-        if any(isinstance(module, QuantizedLinear) for module in self.original_module.modules()):
-            raise ValueError(
-                "modules_to_save must be modules without layers of codes, which do not learn, got a "
-                f"{type(self.original_module).__name__}: name it in target_modules, or leave it out when you quantize"
-            )
-
-    check_module._refuses_codes = True  # type: ignore[attr-defined]
-    ModulesToSaveWrapper.check_module = check_module
+    made(wrapper)
+    if any(isinstance(module, QuantizedLinear) for module in wrapper.original_module.modules()):
+        raise ValueError(
+            "modules_to_save must be modules without layers of codes, which do not learn, got a "
+            f"{type(wrapper.original_module).__name__}: name it in target_modules, or leave it out when you quantize"
+        )
 
 
-_register_all()
-_refuse_codes_to_save()
-_find_devices_by_codes()
+@_around(lora_model, "get_device_map")
+def _find_device_by_codes(made: Any, model: Any) -> Any:
+    """PEFT takes a model's device from its first parameter; where every layer holds codes there may be none."""
+    if not hasattr(model, "hf_device_map") and next(model.parameters(), None) is None:
+        layer = next((one for one in model.modules() if isinstance(one, QuantizedLinear)), None)
+        if layer is not None:
+            return {"": layer.weight.device}
+    return made(model)
