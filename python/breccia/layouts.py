@@ -110,7 +110,8 @@ class PerTensor(Layout):
     axis: int = field(default=-1, repr=False)
 
     def _make_spec(self) -> _core.Layout:
-        _check_axis(self.axis)
+        if self.axis not in (-1, -2):
+            raise ValueError(f"axis must be -1 or -2, got {self.axis!r}")
         spec = _core.Layout.per_tensor()
         return spec if self.axis == -1 else spec.T
 
@@ -179,8 +180,3 @@ def _spec(layout: Layout) -> _core.Layout:
 
 def _fields(layout: Layout) -> dict[str, Any]:
     return {f.name: getattr(layout, f.name) for f in dataclasses.fields(layout)}
-
-
-def _check_axis(axis: int) -> None:
-    if axis not in (-1, -2):
-        raise ValueError(f"axis must be -1 or -2, got {axis!r}")

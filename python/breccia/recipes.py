@@ -424,8 +424,9 @@ def _describe(
             fields, _spec=spec, _layout=layouts.from_spec(spec.layout), _key=key, _traits=traits, _twin=name
         )
         given = dict(fields)
+        scale = given.get("scale_format", given.get("scale_dtype")) or ("e8m0" if "scale_rounding" in given else "fp32")
         twin.__dict__["_choices"] = Choices(
-            scale=_STORED[_scale_name(given)],
+            scale=_STORED[scale],
             rule=_rule(spec, given),
             searches=given.get("scale_search") == "mse",
             rows=spec.layout.block_m,
@@ -437,12 +438,6 @@ def _describe(
         )
         setattr(_twins, name, twin)
     return key, traits, name
-
-
-def _scale_name(given: Mapping[str, Any]) -> str:
-    """`Choices.scale`, as a field of a recipe names it."""
-    said: str | None = given.get("scale_format", given.get("scale_dtype"))
-    return said or ("e8m0" if "scale_rounding" in given else "fp32")
 
 
 def _rule(spec: _core.Recipe, given: Mapping[str, Any]) -> str:

@@ -200,9 +200,6 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         self._repeats.clear()
         return self
 
-    def _viewed(self) -> dict[str, Any]:
-        return {name: self._parameters[name].view(dtype) for name, dtype in self._dtypes.items()}
-
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         states.complete(self, destination, prefix, keep_vars)
@@ -214,7 +211,9 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     def weight(self) -> ScaledTensor:
         """The weight, over the buffers' memory."""
         # Read past torch.nn.Module's __getattr__, which takes as long as all the rest of a small call.
-        parts = self._buffers if not self._dtypes else self._buffers | self._viewed()
+        parts = self._buffers
+        if self._dtypes:
+            parts = parts | {name: self._parameters[name].view(dtype) for name, dtype in self._dtypes.items()}
         data, scale = parts["weight_data"], parts["weight_scale"]
         zero_point, global_scale = parts["weight_zero_point"], parts["weight_global_scale"]
         made = None if torch.compiler.is_dynamo_compiling() else self._made

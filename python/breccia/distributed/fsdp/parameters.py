@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from breccia import verbs
 from breccia.distributed import rules
 from breccia.distributed.fsdp import shards
-from breccia.distributed.fsdp.resting import resting_of
+from breccia.distributed.fsdp.resting import EQUAL, resting_of
 from breccia.distributed.fsdp.shards import Shard
 from breccia.frameworks.torch.byte_parameters import seen_as
 from breccia.frameworks.torch.weights import LinearWeight, MadeWeight, QuantizedWeight
@@ -30,21 +30,9 @@ from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 
 _aten = torch.ops.aten
-# Results of these are parts or copies of the parameter, on any device: FSDP2 cuts and pads with them.
-_KEPT = {
-    _aten.detach.default,
-    _aten.split.Tensor,
-    _aten.slice.Tensor,
-    _aten.view.default,
-    _aten.as_strided.default,
-    _aten.new_zeros.default,
-    _aten.empty_like.default,
-    _aten.clone.default,
-    _aten._to_copy.default,
-    _aten._pin_memory.default,
-}
 _VIEWS = {_aten.detach.default, _aten.split.Tensor, _aten.slice.Tensor, _aten.view.default, _aten.as_strided.default}
-_EQUAL = {_aten.detach.default, _aten.clone.default, _aten._to_copy.default, _aten._pin_memory.default}
+# Results of these are parts or copies of the parameter, on any device: FSDP2 cuts and pads with them.
+_KEPT = _VIEWS | EQUAL | {_aten.new_zeros.default, _aten.empty_like.default}
 
 
 @dataclass(frozen=True)
@@ -196,7 +184,7 @@ class ScaledParameter(LinearWeight):
         def part(tensor: Any) -> Any:
             made = _made(tensor, source._about, source._clock if func in _VIEWS else Clock())
             known = source._reduced
-            if func in _EQUAL and tensor.dtype == source.dtype and known and known[0] == source._clock.ticks:
+            if func in EQUAL and tensor.dtype == source.dtype and known and known[0] == source._clock.ticks:
                 made._keep_reduced(known[1])
             return made
 

@@ -22,13 +22,7 @@ from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import Form
 
 _aten = torch.ops.aten
-_SAME_SHAPE = (
-    _aten.detach.default,
-    _aten.clone.default,
-    _aten.empty_like.default,
-    _aten._to_copy.default,
-    _aten._pin_memory.default,
-)
+EQUAL = {_aten.detach.default, _aten.clone.default, _aten._to_copy.default, _aten._pin_memory.default}
 
 
 @dataclass(frozen=True)
@@ -239,7 +233,7 @@ def _fill(weight: RestingWeight, given: torch.Tensor) -> None:
 def _rows_of(func: Any, source: RestingWeight, rest: Any, options: dict[str, Any]) -> Any:
     """What FSDP2 does with parameters, done with the rows of bytes; None for another operator."""
     rows, shared = source._rows, source._shared
-    if func in _SAME_SHAPE:
+    if func in EQUAL or func is _aten.empty_like.default:
         if options.get("dtype") not in (None, source.dtype):
             return None
         options.pop("dtype", None)

@@ -65,12 +65,10 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     return from_numpy(out)
 
 
-def _swap(*arrays: Any) -> Any:
-    """Matrices transposed; what is no matrix stays."""
+@jax.jit  # type: ignore[untyped-decorator]
+def _swapped(*arrays: Any) -> Any:
+    """Matrices transposed, in one call of compiled code; what is no matrix stays."""
     return [jnp.swapaxes(array, -1, -2) if array is not None and array.ndim == 2 else array for array in arrays]
-
-
-_swapped: Any = jax.jit(_swap)  # in one call of compiled code
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -79,13 +79,15 @@ def of_cast(
     blocks = blocks_of(recipe.layout, finfo(recipe.element).bits == 4, ndim)
     axes = whole_blocks(x.shape, axes, mesh, blocks)
     first = next((i for i, extent in enumerate(x.shape) if extent > 1), 0)
+    spec = Spec.of(recipe)
+    takes_amax = spec.two_level or (not spec.search and spec.rule != "asymmetric")
     kept = []
     for axis, names in enumerate(axes):
         crossing = crosses(recipe, axis - ndim)
         refused = (
             square
             or (rotated and (axis == ndim - 1 or crossing))
-            or (crossing and not _takes_amax(recipe))
+            or (crossing and not takes_amax)
             or (stochastic and axis not in (first, ndim - 1))
         )
         kept.append(() if refused else names)
@@ -126,11 +128,6 @@ def offset(shape: Sequence[int], local: Sequence[int], axes: Axes, mesh: Any) ->
             index = index * mesh.shape[name] + jax.lax.axis_index(name)
         at = at + index * (local[axis] * math.prod(shape[axis + 1 :]))
     return at, shape[-1]
-
-
-def _takes_amax(recipe: ScalingRecipe) -> bool:
-    spec = Spec.of(recipe)
-    return bool(spec.two_level or (not spec.search and spec.rule != "asymmetric"))
 
 
 # --- what the compiler is told ----------------------------------------------------------------------------------------

@@ -221,12 +221,6 @@ def _host(array: Any) -> Any:
     return np.asarray(array)
 
 
-def _array(host: Any) -> Any:
-    if host.dtype.name == "bfloat16":
-        return mx.array(host.view(np.uint16)).view(mx.bfloat16)
-    return mx.array(host)
-
-
 def _empty(shape: Any, name: str) -> tuple[Any, Any]:
     """An MLX array, and its memory for the core to write to."""
     plain = mx.zeros(tuple(shape), mx.uint16 if name == "bfloat16" else _DTYPES[name])

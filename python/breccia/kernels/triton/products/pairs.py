@@ -7,6 +7,7 @@ that are floats, and the global one of NVFP4, multiply sums in float32 instead: 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -56,10 +57,7 @@ def is_exact(op: recipes.Operand) -> bool:
 
 
 def _rows(op: recipes.Operand) -> int:
-    made = 1
-    for size in op.shape[:-1]:
-        made *= size
-    return made
+    return math.prod(op.shape[:-1])
 
 
 def halves(op: recipes.Operand) -> tuple[torch.Tensor, torch.Tensor]:
