@@ -202,18 +202,8 @@ class QuantizedLora(Linear):  # type: ignore[misc]
         return {(): None, ("use_dora",): _Dora}
 
     def update_layer(self, adapter_name: str, r: int, lora_alpha: int, config: Any, **kwargs: Any) -> None:
-        """Add an adapter: PEFT calls it.
-
-        Args:
-            adapter_name: its name.
-            r: its rank.
-            lora_alpha: scaling times rank, or for rsLoRA its root.
-            config: the rest.
-            kwargs: what PEFT tells its layers.
-
-        Raises:
-            ValueError: ``init_lora_weights`` would change the base's values, or fan_in_fan_out is set.
-        """
+        """Add an adapter, as PEFT asks for it: see `peft.tuners.lora.layer.LoraLayer.update_layer`. One whose
+        ``init_lora_weights`` would change the base's values is refused, and so is fan_in_fan_out."""
         if config.init_lora_weights not in _INITS:
             raise ValueError(
                 f"init_lora_weights must be one of {', '.join(map(str, _INITS))} for a quantized layer, got "

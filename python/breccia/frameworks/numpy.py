@@ -122,16 +122,16 @@ def tensor_of(made: Any, recipe: ScalingRecipe, original_dtype: str | None = Non
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is None:
-        return _core.dequantize(_tensor(scaled), _dtype_name(dtype))
+        return _core.dequantize(scaled._core, _dtype_name(dtype))
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
     refuse_mask(out, "out")
-    _core.dequantize_into(_tensor(scaled), out)
+    _core.dequantize_into(scaled._core, out)
     return out
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
-    return tensor_of(_core.requantize(_tensor(scaled), _spec(recipe)), recipe)
+    return tensor_of(_core.requantize(scaled._core, _spec(recipe)), recipe)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
@@ -142,7 +142,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     """``x @ w.T`` of an array of floats; None for what `matmul` has more to say of."""
     if type(x) is not np.ndarray or x.ndim < 2 or w.data.ndim != 2 or not _is_ready(x.dtype):
         return None
-    core = _tensor(w).T
+    core = w._core.T
     if x.shape[-1] != core.shape[0]:
         return None
     if x.dtype.itemsize == 8:
@@ -154,7 +154,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
     from breccia.verbs.grouped import checked_offsets
 
     ends = checked_offsets(offsets, x.shape[0])
-    return _core.grouped_matmul(_operand(x, "x"), _tensor(w_stack), ends, _dtype_name(out_dtype, "out_dtype"))
+    return _core.grouped_matmul(_operand(x, "x"), w_stack._core, ends, _dtype_name(out_dtype, "out_dtype"))
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
@@ -167,7 +167,7 @@ def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
 
 
 def _operand(x: Any, argument: str) -> Any:
-    return _tensor(x) if isinstance(x, ScaledTensor) else _floats(x, argument)
+    return x._core if isinstance(x, ScaledTensor) else _floats(x, argument)
 
 
 def _scale(scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -179,11 +179,6 @@ def _scale(scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     except ImportError:
         return scale
     return scale.view(ml_dtypes.bfloat16)
-
-
-def _tensor(scaled: ScaledTensor) -> _core.ScaledTensor:
-    core: _core.ScaledTensor = scaled._core
-    return core
 
 
 def _floats(x: Any, argument: str) -> np.ndarray[Any, Any]:

@@ -109,7 +109,8 @@ class RestingWeight(LinearWeight):
         shared: tuple[str, ...] = ()
         if rows * (mesh.size() - 1) >= self._packing.shape[0]:  # the last rank has no rows, and loads nothing
             shared = tuple(self._shared)
-            held = torch.cat([held, *(_bytes_of(self._shared[name]).expand(len(held), -1) for name in shared)], 1)
+            numbers = (self._shared[name].reshape(1).view(torch.uint8) for name in shared)
+            held = torch.cat([held, *(number.expand(len(held), -1) for number in numbers)], 1)
         short = rows - held.shape[0]
         return (torch.nn.functional.pad(held, (0, 0, 0, short)) if short else held.contiguous(),), shared
 
@@ -190,10 +191,6 @@ def made(
     )
     weight._rows, weight._packing, weight._shared = rows, packing, shared
     return weight
-
-
-def _bytes_of(number: torch.Tensor) -> torch.Tensor:
-    return number.reshape(1).view(torch.uint8)
 
 
 def _rebuilt(

@@ -102,7 +102,9 @@ def all_to_all(
         ValueError: the splits do not suit the tensor or the number of ranks, a block would be cut, or the runs have
             different scales where the tensor can have only one.
     """
-    scaled = _upright(_checked(scaled, "scaled", group))
+    scaled = _checked(scaled, "scaled", group)
+    if scaled.layout.axis != -1:
+        raise ValueError("scaled must not be a transposed view: send its .mT, then take .mT of the result")
     axis, world = -scaled.ndim, dist.get_world_size(group)
     for name, splits in (("out_splits", out_splits), ("in_splits", in_splits)):
         if len(splits) != world or min(splits) < 0:
@@ -246,12 +248,6 @@ def _checked(scaled: Any, name: str, group: Any) -> ScaledTensor:
         kind = f"one of {type(scaled.data).__name__}" if isinstance(scaled, ScaledTensor) else type(scaled).__name__
         raise TypeError(f"{name} must be a ScaledTensor of torch tensors, got {kind}")
     check_kernels(scaled)
-    return scaled
-
-
-def _upright(scaled: ScaledTensor) -> ScaledTensor:
-    if scaled.layout.axis != -1:
-        raise ValueError("scaled must not be a transposed view: send its .mT, then take .mT of the result")
     return scaled
 
 

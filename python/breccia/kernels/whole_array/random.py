@@ -32,7 +32,7 @@ def _mix(x: Any) -> Any:
 def _random_bits(xp: Namespace, seed: Any, positions: Any, stream: str, like: Any) -> Any:
     # A pair has the low and the high 32 bits. Reshaped, because NumPy warns of wrapping scalars.
     low, high = seed if isinstance(seed, tuple) else (seed, seed >> 32)
-    key, high = (xp.integer(wrapped(x) if isinstance(x, int) else x, like).reshape(1) for x in (low, high))
+    key, high = (xp.integer(_wrapped(x), like).reshape(1) for x in (low, high))
     key = _mix(key + wrapped(_STREAM[stream]))
     return _mix(_mix(positions ^ key) + _mix(high ^ key))
 
@@ -44,24 +44,16 @@ def key_words(seed: int) -> tuple[int, int]:
     return int(key[0]), int(_mix(high ^ key)[0])
 
 
-def uniform(xp: Namespace, seed: Any, n: int, like: Any) -> Any:
-    """n float32 in [0, 1), multiples of 2^-24, of the positions 0 to n."""
-    return _uniform(xp, seed, xp.arange(n, like), like)
-
-
 def uniform_of(xp: Namespace, seed: Any, shape: tuple[int, ...], offset: tuple[Any, Any], like: Any) -> Any:
-    """The same of the elements of a part of a larger tensor: ``offset`` is the position of its first element and the
-    length of the larger tensor's rows, 0 for those of ``shape``."""
+    """float32 in [0, 1), multiples of 2^-24, for the elements of a part of a larger tensor: ``offset`` is the position
+    of its first element and the length of the larger tensor's rows, 0 for those of ``shape``."""
     cols = shape[-1]
     positions = xp.arange(math.prod(shape), like)
     if not isinstance(offset[1], int) or offset[1] not in (0, cols):
         row = positions // cols
         positions = positions - row * cols + row * _wrapped(offset[1])
-    return _uniform(xp, seed, positions + _wrapped(offset[0]), like).reshape(shape)
-
-
-def _uniform(xp: Namespace, seed: Any, positions: Any, like: Any) -> Any:
-    return xp.astype(_shift(_random_bits(xp, seed, positions, "rounding", like), 8), "float32") * 2.0**-24
+    bits = _random_bits(xp, seed, positions + _wrapped(offset[0]), "rounding", like)
+    return (xp.astype(_shift(bits, 8), "float32") * 2.0**-24).reshape(shape)
 
 
 def _wrapped(x: Any) -> Any:

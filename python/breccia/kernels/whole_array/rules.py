@@ -19,8 +19,12 @@ from breccia.kernels.whole_array.spec import Element, Spec
 _NAN_STORED = {"e8m0": 0xFF, "e4m3": 0x7F}
 _E4M3_OFFSETS = (0, 1, -1, 2, -2, 3, 4, 5, 6)
 _E8M0_OFFSETS = (0, 1, -1)
-_BFLOAT16_MAX, _BFLOAT16_SMALLEST = 3.3895313892515355e38, 2.0**-133
-_FLOAT16_MAX, _FLOAT16_SMALLEST = 65504.0, 2.0**-24
+# The largest and the smallest number of a scale.
+_RANGES = {
+    "float16": (65504.0, 2.0**-24),
+    "bfloat16": (3.3895313892515355e38, 2.0**-133),
+    "float32": (FLOAT32_MAX, 2.0**-149),
+}
 
 
 @dataclass
@@ -112,17 +116,11 @@ def stored_scale(xp: Namespace, s: Any, spec: Spec) -> Scale:
     def value(x: float) -> Any:
         return xp.constant(x, "float32", s)
 
-    magnitude = xp.floats(xp.bits(s) & ABS_MASK)
-    if spec.scale == "float16":
-        low = value(_FLOAT16_SMALLEST)
-        magnitude = xp.astype(xp.astype(xp.minimum(magnitude, value(_FLOAT16_MAX)), "float16"), "float32")
-    elif spec.scale == "bfloat16":
-        low = value(_BFLOAT16_SMALLEST)
-        magnitude = xp.astype(xp.astype(xp.minimum(magnitude, value(_BFLOAT16_MAX)), "bfloat16"), "float32")
-    else:
-        low = value(2.0**-149)
-        magnitude = xp.minimum(magnitude, value(FLOAT32_MAX))
-    magnitude = xp.where(magnitude == 0, low, magnitude)
+    largest, smallest = _RANGES[spec.scale]
+    magnitude = xp.minimum(xp.floats(xp.bits(s) & ABS_MASK), value(largest))
+    if spec.scale != "float32":
+        magnitude = xp.astype(xp.astype(magnitude, spec.scale), "float32")
+    magnitude = xp.where(magnitude == 0, value(smallest), magnitude)
     decoded = xp.floats(xp.bits(magnitude) | (xp.bits(s) & ~ABS_MASK))
     return Scale(decoded, decoded, decoded)
 
