@@ -181,10 +181,6 @@ class Products:
     def forward(self, x: Any, w: Any) -> Any:
         return _product(self._x(x), self._w(w), x)
 
-    def backward(self, grad: Any, x: Any, w: Any, seed: Any) -> tuple[Any, Any]:
-        """Gradients of x and w."""
-        return self.grad_x(grad, w, seed), self.grad_w(grad, x, seed)
-
     def grad_x(self, grad: Any, w: Any, seed: Any) -> Any:
         turned = w.turned() if hasattr(w, "turned") else _turned(w)
         return _product(self._grad(grad, self._draws(seed, 0)), self._w(turned), grad)

@@ -105,13 +105,10 @@ def gpu_info(device: int = 0) -> GpuInfo:
     """
     from breccia.kernels import triton
 
-    if triton.TRITON_AVAILABLE and _has_cuda():
-        info: GpuInfo = triton.gpu_info(device)
-        return info
+    if triton.TRITON_AVAILABLE:
+        import torch
+
+        if torch.cuda.is_available():
+            info: GpuInfo = triton.gpu_info(device)
+            return info
     return GpuInfo(available=False, device="", capability="", torch="", triton="", kernels={})
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_available())

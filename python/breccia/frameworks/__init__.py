@@ -78,7 +78,7 @@ class Framework(Protocol):
         """dequantize(cast(x)) with the gradient of the identity; zero outside of ``clip``."""
 
     def linear(self, x: Any, w: Any, products: Products, seed: Any) -> Any:
-        """``products.forward(x, w)`` with the gradients of ``products.backward``."""
+        """``products.forward(x, w)`` with the gradients of ``products``."""
 
 
 def of(array: Any) -> Framework:

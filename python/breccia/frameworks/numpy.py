@@ -96,20 +96,16 @@ def to_device(array: Any, device: Any) -> Any:
     return array
 
 
-def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
-    return _cast(x, recipe)
+def cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
+    return tensor_of(_core.cast(_floats(x, "x"), _spec(recipe), **options), recipe)
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    return _cast(x, recipe, **options.core_arguments)
+    return cast(x, recipe, **options.core_arguments)
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
-    return _cast(x, recipe, factor=float(factor), **options.core_arguments)
-
-
-def _cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
-    return tensor_of(_core.cast(_floats(x, "x"), _spec(recipe), **options), recipe)
+    return cast(x, recipe, factor=float(factor), **options.core_arguments)
 
 
 def tensor_of(made: Any, recipe: ScalingRecipe, original_dtype: str | None = None) -> ScaledTensor:

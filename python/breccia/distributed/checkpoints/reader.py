@@ -75,8 +75,6 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]
         self._found: list[Found] = []
         self._sources: dict[str, _Source] = {}
 
-    # --- what torch.distributed.checkpoint calls --------------------------------------------------------------------
-
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Read another path, where one is given.
 
@@ -158,8 +156,6 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]
         """Whether there is such a path: see `torch.distributed.checkpoint.StorageReader`."""
         return Path(checkpoint_id).exists()
 
-    # --- what is there ----------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Let go of the files."""
         if self._checkpoint is not None:
@@ -196,8 +192,6 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]
         yield from by_name.items()
         for head, embedding in tied(by_name).items():
             yield f"{head}.weight", by_name[embedding]
-
-    # --- reading ----------------------------------------------------------------------------------------------------
 
     def _wish(self, source: _Source, item: ReadItem, target: Any) -> _Wish:
         one = self._found[source.index]

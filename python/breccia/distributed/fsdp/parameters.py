@@ -105,8 +105,6 @@ class ScaledParameter(LinearWeight):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         pass
 
-    # --- how FSDP2 gathers it ---------------------------------------------------------------------------------------
-
     def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Any, ...], Any]:
         """FSDP2's hook before a gather, for which see `torch.distributed.fsdp`: the bytes of this rank's part, padded
         to the rows that each rank sends, and what `fsdp_post_all_gather` needs. A cut through blocks is refused where
@@ -139,8 +137,6 @@ class ScaledParameter(LinearWeight):
 
     def _keep_reduced(self, reduced: Any) -> None:
         self._reduced = (self._clock.ticks, reduced)
-
-    # --- how torch sees it ------------------------------------------------------------------------------------------
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_tensor"], self._about

@@ -68,8 +68,6 @@ class Shard:
         cuts = range(self.rows_sent, self.whole[0], self.rows_sent)
         return sorted({cut // self.block_rows for cut in cuts if cut % self.block_rows})
 
-    # --- what all ranks agree upon ----------------------------------------------------------------------------------
-
     def statistics(self, x: torch.Tensor) -> torch.Tensor:
         """Numbers, flat, whose maxima over the ranks `sent` needs; none where each scale lies within a part."""
         self._check()
@@ -120,8 +118,6 @@ class Shard:
                 f"a search for scales must have whole blocks of {self.block_rows} rows on {place(self.group)}, got "
                 f"cuts every {self.rows_sent} rows: legal cuts are the multiples of {self.block_rows}"
             )
-
-    # --- codes ------------------------------------------------------------------------------------------------------
 
     def cast(self, x: torch.Tensor, agreed: torch.Tensor) -> ScaledTensor:
         """The part quantized to the bytes that the whole has there; scales of several rows repeat for each row where

@@ -235,9 +235,6 @@ def scatter(
     return _result(made.then(lambda part: part.mT) if turned else made, async_op)
 
 
-# --- what they share ------------------------------------------------------------------------------------------
-
-
 def _result(handle: Handle, async_op: bool) -> Any:
     return handle if async_op else handle.wait()
 

@@ -278,8 +278,8 @@ def _linear_backward(recipes: Any, saved: Any, grad: Any) -> Any:
     from breccia.autograd import Products
 
     x, w, scales, seed = saved
-    grad_x, grad_w = Products(recipes, scales).backward(grad, x, w, seed)
-    return grad_x.astype(x.dtype), grad_w.astype(w.dtype), None, None
+    products = Products(recipes, scales)
+    return products.grad_x(grad, w, seed).astype(x.dtype), products.grad_w(grad, x, seed).astype(w.dtype), None, None
 
 
 _linear.defvjp(_linear_forward, _linear_backward)

@@ -102,24 +102,20 @@ def to_device(array: Any, device: Any) -> Any:
     raise ValueError(f"target must be a framework, got {device!r}: MLX arrays live in unified memory")
 
 
-def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
-    return _cast(x, recipe)
-
-
-def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    return _cast(x, recipe, **options.core_arguments)
-
-
-def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
-    return _cast(x, recipe, factor=float(np.asarray(factor)), **options.core_arguments)
-
-
-def _cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
+def cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
     x = _floats(x, "x")
     spec = _spec(recipe)
     made, memory = _allocate(_core.plan_cast(list(x.shape), spec))
     _core.cast_into(_host(x), spec, *memory, **options)
-    return _wrap(made, recipe, x.shape, _NAMES[x.dtype])
+    return ScaledTensor._of(cast_form(recipe, x.shape, _NAMES[x.dtype]), *made)
+
+
+def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    return cast(x, recipe, **options.core_arguments)
+
+
+def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
+    return cast(x, recipe, factor=float(np.asarray(factor)), **options.core_arguments)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -135,7 +131,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     spec = _spec(recipe)
     made, memory = _allocate(_core.plan_cast(list(scaled.shape), spec))
     _core.requantize_into(scaled._core, spec, *memory)
-    return _wrap(made, recipe, scaled.shape, scaled.original_dtype)
+    return ScaledTensor._of(cast_form(recipe, scaled.shape, scaled.original_dtype), *made)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
@@ -237,10 +233,6 @@ def _empty(shape: Any, name: str) -> tuple[Any, Any]:
 def _allocate(plan: Any) -> tuple[list[Any], list[Any]]:
     pairs = [(None, None) if plan[part] is None else _empty(*plan[part]) for part in PARTS]
     return [made for made, _ in pairs], [memory for _, memory in pairs]
-
-
-def _wrap(made: list[Any], recipe: ScalingRecipe, shape: Any, dtype: str) -> ScaledTensor:
-    return ScaledTensor._of(cast_form(recipe, shape, dtype), *made)
 
 
 def _operand(x: Any, argument: str) -> Any:
