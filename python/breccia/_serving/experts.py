@@ -48,11 +48,7 @@ class ExpertsMethod(ABC):
     ) -> None:
         """Parameters for the stored tensors of the experts that this process has: ``hidden`` inputs of gate and up,
         ``rows`` outputs of each of the ``whole``. ``load`` is the layer's weight loader, ``extra`` has attributes
-        beside it.
-
-        Raises:
-            ValueError: slices would cut blocks.
-        """
+        beside it. Raises ValueError where slices would cut blocks."""
         held = {"w13": Slice(2 * rows, hidden, hidden, self.recipe), "w2": Slice(hidden, rows, whole, self.recipe)}
         held["w13"].check_rows([rows, rows])
         loader = bytewise(load)

@@ -65,11 +65,8 @@ class LinearMethod(ABC):
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        """Parameters of the program's classes for the stored tensors.
-
-        Raises:
-            ValueError: slices would cut blocks.
-        """
+        """Parameters of the program's classes for the stored tensors. Raises ValueError where slices would cut
+        blocks."""
         held = Slice(sum(output_partition_sizes), input_size_per_partition, input_size, self.recipe)
         if len(output_partition_sizes) > 1 or held.rows != output_size:
             held.check_rows(output_partition_sizes)

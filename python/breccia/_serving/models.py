@@ -82,11 +82,7 @@ class BrecciaConfig:
 
     def inputs_of(self, module: str) -> ScalingRecipe | None:
         """What the inputs of a module of a checkpoint are quantized to, by scales made of them; None for products with
-        inputs as they are.
-
-        Raises:
-            ValueError: by a static scale.
-        """
+        inputs as they are. Raises ValueError where they are by a static scale."""
         said = None if self.activations is not None else inputs_said(self.module_inputs.get(module, self.inputs))
         if said is None:
             return self.activations
@@ -115,11 +111,7 @@ def is_alone(path: str, patterns: Iterable[str]) -> bool:
 
 
 def check_patterns(model: torch.nn.Module, patterns: Iterable[str]) -> None:
-    """Refuse patterns of modules to leave alone that name none.
-
-    Raises:
-        ValueError: one names none.
-    """
+    """Refuse patterns of modules to leave alone that name none. Raises ValueError where one names none."""
     names = [path for path, _ in model.named_modules() if path]
     for pattern in patterns:
         if not any(is_alone(path, [pattern]) for path in names):

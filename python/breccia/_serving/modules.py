@@ -19,11 +19,7 @@ __all__ = ["Modules", "listed"]
 
 
 def listed(given: Any, argument: str) -> list[str]:
-    """A list of modules' names, as a caller or JSON gives it; None has none.
-
-    Raises:
-        TypeError: it is something else; of a string, each letter would be a name.
-    """
+    """A list of modules' names, as a caller or JSON gives it; None has none."""
     if given is None:
         return []
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
@@ -64,12 +60,8 @@ class Modules:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Of the object that config.json has.
-
-        Raises:
-            TypeError: what modules it ignores is no list of names.
-            ValueError: it does not say what it must.
-        """
+        """Of the object that config.json has. Raises TypeError where what modules it ignores is no list of names,
+        ValueError where it does not say what it must."""
         if not isinstance(config.get("recipe"), dict):
             raise ValueError(f"quantization_config must have a recipe, as breccia writes it, got {config}")
         said = config.get("activations")
@@ -116,11 +108,7 @@ class Modules:
         )
 
     def recipe_of(self, prefix: str, names: list[str]) -> ScalingRecipe | None:
-        """The recipe of a layer of these modules, None where none is quantized.
-
-        Raises:
-            ValueError: they differ.
-        """
+        """The recipe of a layer of these modules, None where none is quantized. Raises ValueError where they differ."""
         found = {name: None if self.is_ignored(name) else self.modules.get(name, self.recipe) for name in names}
         kinds = list(dict.fromkeys(found.values()))
         if len(kinds) > 1:
@@ -133,11 +121,7 @@ class Modules:
 
     def inputs_of(self, prefix: str, names: list[str]) -> tuple[ScalingRecipe | None, bool]:
         """What the inputs of a layer of these modules are quantized to, None for products with inputs as they are; and
-        whether by a static scale, which files have as ``input_scale``.
-
-        Raises:
-            ValueError: they differ, or no recipe makes such inputs.
-        """
+        whether by a static scale, which files have as ``input_scale``."""
         if self.activations is not None:
             return self.activations, False
         kinds = list(dict.fromkeys(self.module_inputs.get(name, self.inputs) for name in names))
@@ -151,11 +135,7 @@ class Modules:
         return recipe_of_inputs(kinds[0]), kinds[0].when != "dynamic"
 
     def inputs_of_experts(self, prefix: str) -> ScalingRecipe | None:
-        """What the inputs of a layer's experts are quantized to.
-
-        Raises:
-            ValueError: by static scales, or not all alike.
-        """
+        """What the inputs of a layer's experts are quantized to."""
         if self.activations is not None:
             return self.activations
         own = {one for name, one in self.module_inputs.items() if name.startswith(f"{prefix}.")}
@@ -170,11 +150,7 @@ class Modules:
         return None if one is None else recipe_of_inputs(one)
 
     def recipe_of_head(self, prefix: str) -> ScalingRecipe | None:
-        """The recipe of an output layer, None where it stayed in high precision.
-
-        Raises:
-            ValueError: rows of it share scales, which its program's loader cannot cut.
-        """
+        """The recipe of an output layer, None where it stayed in high precision."""
         recipe = self.recipe_of(prefix, [prefix])
         if recipe is not None and getattr(recipe.layout, "block_m", 1) > 1:
             raise ValueError(
@@ -186,11 +162,7 @@ class Modules:
     def recipe_of_experts(self, prefix: str, number: int, names: tuple[tuple[str, ...], ...]) -> ScalingRecipe | None:
         """The recipe of a layer's experts, of which the checkpoint has so many; None where they stayed in high
         precision. ``names`` are what the linear layers of one expert may be called, by kinds of models; the first is
-        taken where none is named.
-
-        Raises:
-            ValueError: they differ.
-        """
+        taken where none is named. Raises ValueError where they differ."""
         every = [[f"{prefix}.{i}.{name}" for i in range(number) for name in kind] for kind in names]
         named = {*self.ignore, *self.modules}
         return self.recipe_of(prefix, next((kind for kind in every if named & set(kind)), every[0]))

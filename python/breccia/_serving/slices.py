@@ -78,11 +78,8 @@ class Slice:
         return _block(self.layout)
 
     def check_rows(self, widths: list[int]) -> None:
-        """Refuse parts of a fused weight that would share a scale with their neighbours.
-
-        Raises:
-            ValueError: they would.
-        """
+        """Refuse parts of a fused weight that would share a scale with their neighbours. Raises ValueError where they
+        would."""
         down = self.block[0]
         if down > 1 and any(width % down for width in widths):
             raise ValueError(

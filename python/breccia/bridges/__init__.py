@@ -55,11 +55,8 @@ _OTHERS = {
 
 @cache
 def modules() -> dict[str, ModuleType]:
-    """Every bridge, by the name of its format.
-
-    Raises:
-        OSError: a module's file cannot be opened; the next call tries again.
-    """
+    """Every bridge, by the name of its format. Raises OSError where a module's file cannot be opened; the next call
+    tries again."""
     found = [importlib.import_module(f"{__name__}.{name}") for name in _MODULES]
     return {module.NAME: module for module in found}
 

@@ -171,11 +171,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
 
 
 def _check_said(name: str, said: Mapping[str, Any], size: int, columns: int) -> None:
-    """Whether config.json says of such tensors what they are.
-
-    Raises:
-        ValueError: it says something else.
-    """
+    """Whether config.json says of such tensors what they are. Raises ValueError where it says something else."""
     version, bits = said.get("version"), said.get("bits")
     if version is not None and str(version).lower() not in ("gemm", "exllama", "exllamav2"):
         raise ValueError(f"{name}: version must be 'gemm' of tensors (K, N / 8), config.json says {shown(version)}")

@@ -26,12 +26,7 @@ STORED_SCALES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float3
 
 
 def as_numpy(x: Any, argument: str) -> Array:
-    """A CPU array of any framework as NumPy's, sharing memory where the framework can.
-
-    Raises:
-        TypeError: it is not an array.
-        StoredTypeError: its numbers are complex, which no format stores: a conversion would drop their imaginary part.
-    """
+    """A CPU array of any framework as NumPy's, sharing memory where the framework can."""
     if isinstance(x, np.ndarray):
         refuse_mask(x, argument)
         array: Array = x
@@ -105,11 +100,7 @@ def in_torch(made: ScaledTensor, device: Any, recipe: ScalingRecipe | str | None
 
 
 def codes(x: Any, argument: str) -> Array:
-    """An array of one-byte items as ``uint8``.
-
-    Raises:
-        TypeError: its items are wider.
-    """
+    """An array of one-byte items as ``uint8``. Raises StoredTypeError where its items are wider."""
     array = as_numpy(x, argument)
     if array.dtype.itemsize != 1:
         raise StoredTypeError(f"{argument} must have one-byte items, got dtype {array.dtype}")
@@ -117,33 +108,20 @@ def codes(x: Any, argument: str) -> Array:
 
 
 def scale_name(dtype: str) -> str:
-    """The recipes' name of a scale's dtype.
-
-    Raises:
-        ValueError: integers have no scales of that dtype.
-    """
+    """The recipes' name of a scale's dtype. Raises ValueError where integers have no scales of that dtype."""
     if dtype not in SCALE_NAMES:
         raise ValueError(f"scales must be float16, bfloat16 or float32, got dtype {dtype}")
     return SCALE_NAMES[dtype]
 
 
 def check_parts(parts: Any, bridge: str) -> None:
-    """The tensors of a module come by their names.
-
-    Raises:
-        TypeError: they do not.
-    """
+    """The tensors of a module come by their names. Raises TypeError where they do not."""
     if not isinstance(parts, Mapping):
         raise TypeError(f"{bridge}: parts must map names to tensors, got {type(parts).__name__}")
 
 
 def get(parts: Mapping[str, Any], name: str, bridge: str, axes: int = 0) -> Array:
-    """A part that must be there and have so many axes or more.
-
-    Raises:
-        TypeError: the parts are no mapping.
-        ValueError: it is not, or has fewer.
-    """
+    """A part that must be there and have so many axes or more. Raises TypeError where the parts are no mapping."""
     check_parts(parts, bridge)
     if name not in parts:
         raise ValueError(f"{bridge}: {name!r} must be among the tensors, got {', '.join(sorted(parts)) or 'none'}")
@@ -154,11 +132,7 @@ def get(parts: Mapping[str, Any], name: str, bridge: str, axes: int = 0) -> Arra
 
 
 def get_matrix(parts: Mapping[str, Any], name: str, bridge: str) -> Array:
-    """A part that must be there and be a matrix.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """A part that must be there and be a matrix. Raises ValueError where it is not."""
     array = get(parts, name, bridge)
     if array.ndim != 2:
         raise ValueError(f"{bridge}: {name!r} must be a matrix, got shape {array.shape}")
@@ -186,12 +160,8 @@ def global_scale(scaled: ScaledTensor, form: str) -> Array | None:
 
 
 def check_upright(scaled: ScaledTensor, argument: str = "scaled") -> None:
-    """Checkpoints store rows.
-
-    Raises:
-        TypeError: it is no ScaledTensor, or the recipe or layout is another library's.
-        ValueError: the tensor is a transposed view.
-    """
+    """Checkpoints store rows. Raises TypeError where it is no ScaledTensor, or of another library's recipe or layout,
+    ValueError where it is a transposed view."""
     if not isinstance(scaled, ScaledTensor):
         raise TypeError(f"{argument} must be a ScaledTensor, got {type(scaled).__name__}")
     check_kernels(scaled)
@@ -200,11 +170,7 @@ def check_upright(scaled: ScaledTensor, argument: str = "scaled") -> None:
 
 
 def check_matrix(scaled: ScaledTensor, bridge: str) -> None:
-    """Formats of words that run down the columns hold matrices alone.
-
-    Raises:
-        ValueError: the tensor is none.
-    """
+    """Formats of words that run down the columns hold matrices alone. Raises ValueError where the tensor is none."""
     if scaled.ndim != 2:
         raise ValueError(f"scaled must be a matrix for {bridge}, got shape {scaled.shape}")
 
@@ -232,11 +198,7 @@ def row_blocks(group_size: int, columns: int) -> Layout:
 
 
 def group_size_of(columns: int, groups: int, argument: str) -> int:
-    """Elements per scale of a row.
-
-    Raises:
-        ValueError: no size that checkpoints use gives that number of groups.
-    """
+    """Elements per scale of a row. Raises ValueError where no size that checkpoints use gives that number of groups."""
     if groups > 0 and columns % groups == 0:
         return columns // groups
     for size in (16, 32, 64, 128, 256, 512, 1024):
@@ -246,12 +208,8 @@ def group_size_of(columns: int, groups: int, argument: str) -> int:
 
 
 def made(*arguments: Any, **options: Any) -> ScaledTensor:
-    """``ScaledTensor(...)`` of stored arrays.
-
-    Raises:
-        ValueError: they do not fit.
-        StoredTypeError: one has a dtype that no ScaledTensor has.
-    """
+    """``ScaledTensor(...)`` of stored arrays. Raises ValueError where they do not fit, StoredTypeError where one has a
+    dtype that no ScaledTensor has."""
     try:
         return ScaledTensor(*arguments, **options)
     except TypeError as error:
@@ -268,11 +226,7 @@ def of_blocks(weight: Array, scale: Array, recipe: ScalingRecipe, second: Array 
 
 
 def one_number(array: Array, what: str) -> Array:
-    """A scale of a whole tensor, float32 of no axes.
-
-    Raises:
-        ValueError: there are more numbers.
-    """
+    """A scale of a whole tensor, float32 of no axes. Raises ValueError where there are more numbers."""
     if array.size != 1:
         raise ValueError(f"{what} must be one number, got shape {array.shape}")
     return float32(array).reshape(())

@@ -98,10 +98,7 @@ def to_fnuz(scaled: ScaledTensor) -> tuple[Array, Array]:
 
 def fnuz_values(data: Any, scale: Any, fp8_format: str | None = None) -> Array:
     """What fnuz codes stand for, of any codes: float32 of the shape of ``data``. Arguments are those of `from_fnuz`.
-
-    Raises:
-        ValueError: the shapes do not fit.
-    """
+    Raises ValueError where the shapes do not fit."""
     from breccia.verbs import dequantize
 
     form, raw, factors, recipe, layout = _stored(data, scale, fp8_format)

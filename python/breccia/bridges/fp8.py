@@ -25,11 +25,7 @@ FP8_STORED = {
 
 
 def fp8_format_of(weight: Array, said: str | None = None) -> str:
-    """The format of FP8 codes: what the header said, else what the array's dtype says (E4M3 where those are bytes).
-
-    Raises:
-        ValueError: they are of AMD's fnuz, which means other numbers by the same bits.
-    """
+    """The format of FP8 codes: what the header said, else what the array's dtype says (E4M3 where those are bytes)."""
     if weight.dtype.name.endswith("fnuz"):
         raise ValueError(f"weight must be of E4M3 or E5M2, got {weight.dtype}: breccia.bridges.from_fnuz reads it")
     return said or FP8_CODES.get(weight.dtype.name, "E4M3")
@@ -41,11 +37,7 @@ def of_a_vendor(recipe: ScalingRecipe) -> bool:
 
 
 def fp8_stored(recipe: ScalingRecipe) -> str:
-    """What safetensors calls the codes of an FP8 recipe, in the formats of other programs.
-
-    Raises:
-        ValueError: they are of a vendor's element, for whose bits those read other numbers.
-    """
+    """What safetensors calls the codes of an FP8 recipe, in the formats of other programs."""
     if of_a_vendor(recipe):
         raise ValueError(f"scaled must be of E4M3 or E5M2, whose codes the format has, got {recipe.element}")
     return FP8_STORED[recipe.element]
@@ -73,12 +65,7 @@ def fp8_values(raw: Array, fp8_format: str) -> Array:
 def fp8_recipe(
     fp8_format: str, shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_dtype: str
 ) -> tuple[ScalingRecipe, Layout, tuple[int, ...]]:
-    """Recipe, layout and the scale's shape in that layout, for an FP8 weight and the shape its scale
-    is stored in.
-
-    Raises:
-        ValueError: the scale's shape fits no granularity.
-    """
+    """Recipe, layout and the scale's shape in that layout, for an FP8 weight and the shape its scale is stored in."""
     if not shape:
         raise ValueError("weight.shape must have at least one axis, got ()")
     rows, columns = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[-1])

@@ -124,11 +124,7 @@ def _stored_zeros(qzeros: Array, bits: int, rows: int) -> Array:
 
 def _decided(zeros: Array, bits: int, version: str, symmetric: bool | None) -> str:
     """The version of stored zero points: the one that is said, unless they are said to be symmetric and the other one
-    alone makes them so. Programs differ in which of the two they believe.
-
-    Raises:
-        ValueError: they are said to be symmetric and no version makes them so.
-    """
+    alone makes them so. Programs differ in which of the two they believe."""
     middle = 1 << (bits - 1)
     if not symmetric or zeros.size == 0:
         return version
@@ -371,11 +367,7 @@ def _bits(recipe: ScalingRecipe) -> int:
 
 
 def _dynamic(first: ScalingRecipe, others: list[tuple[ScalingRecipe, list[str]]]) -> dict[str, Any]:
-    """What ``dynamic`` says of modules that have another recipe than most.
-
-    Raises:
-        ValueError: zero points of some are stored in another form, of which there is one for a checkpoint.
-    """
+    """What ``dynamic`` says of modules that have another recipe than most."""
     said: dict[str, Any] = {}
     for recipe, modules in others:
         if getattr(recipe, "symmetric", True) != getattr(first, "symmetric", True):

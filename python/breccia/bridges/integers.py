@@ -34,12 +34,7 @@ def int4(data: Array, scale: Array, zero_point: Array | None, shape: tuple[int, 
 
 
 def order_of_columns(g_idx: Any, columns: int, groups: int, argument: str) -> tuple[Array | None, int]:
-    """Places of the columns sorted by the group of each, None where they are sorted, and the group size.
-
-    Raises:
-        ValueError: not every group has as many columns.
-        StoredTypeError: these are no integers.
-    """
+    """Places of the columns sorted by the group of each, None where they are sorted, and the group size."""
     size = -(-columns // groups)
     if g_idx is None:
         return None, size
@@ -76,11 +71,7 @@ def _flipped(packed: Array, columns: int) -> Array:
 
 
 def integer_zero_point(scaled: ScaledTensor, most: int = 16) -> Array | None:
-    """The zero point as ``uint8``, on the scale of unsigned 4-bit codes; a format stores up to ``most``.
-
-    Raises:
-        ValueError: it is not whole or out of range.
-    """
+    """The zero point as ``uint8``, on the scale of unsigned 4-bit codes; a format stores up to ``most``."""
     if scaled.zero_point is None:
         return None
     zero = as_numpy(scaled.zero_point, "zero_point")

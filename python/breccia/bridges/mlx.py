@@ -130,11 +130,7 @@ def _affine(parts: Mapping[str, Any], raw: Array, scales: Array, bits: int) -> O
 
 
 def _columns(row_bytes: int, groups: int, bits: int) -> tuple[int, int]:
-    """Columns and group size of a row of affine codes.
-
-    Raises:
-        ValueError: they fill no whole groups of a size that MLX has.
-    """
+    """Columns and group size of a row of affine codes."""
     if bits not in _BITS:
         raise ValueError(f"{NAME}: bits must be one of {', '.join(map(str, _BITS))}, got {bits}")
     columns, rest = divmod(row_bytes * 8, bits)
@@ -272,11 +268,7 @@ def claims(context: Mapping[str, Any]) -> int:
 
 
 def _affine_bits(row_bytes: int, groups: int, said: Mapping[str, Any], name: str) -> tuple[int, int]:
-    """Bits and group size: config.json's, else MLX's own default where it fits.
-
-    Raises:
-        ValueError: config.json says what does not fit, or nothing where the shapes fit several.
-    """
+    """Bits and group size: config.json's, else MLX's own default where it fits."""
     bits = said.get("bits", 4)
     if not isinstance(bits, int):
         raise ValueError(f"{name}: bits must be a number in config.json, got {bits!r}")

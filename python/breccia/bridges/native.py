@@ -94,11 +94,7 @@ def save_safetensors(
 
 
 def _plain(array: Any, argument: str) -> Part:
-    """An array as it is stored.
-
-    Raises:
-        TypeError: it is none, or of a dtype that safetensors has not.
-    """
+    """An array as it is stored. Raises TypeError where it is none, or of a dtype that safetensors has not."""
     if hasattr(array, "scaled") or not (hasattr(array, "shape") and hasattr(array, "dtype")):
         raise TypeError(f"{argument} must be a ScaledTensor or an array, got {type(array).__name__}")
     try:
@@ -161,11 +157,7 @@ def _fields(value: ScalingRecipe | Layout, without: str = "") -> dict[str, Any]:
 
 
 def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int, ...] | None, str]:
-    """Recipe, layout, shape (None in files of 0.1.3) and original dtype of a ``.config``.
-
-    Raises:
-        ValueError: it is not JSON of that form.
-    """
+    """Recipe, layout, shape (None in files of 0.1.3) and original dtype of a ``.config``."""
     try:
         config = loads(text)
         fields = {"name": config["recipe"]["name"], **config["recipe"]["fields"]}
@@ -192,11 +184,7 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
 
 
 def _check_fields(kind: type[Any], said: Any) -> None:
-    """Whether a dataclass has such fields: JSON can have any.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Whether a dataclass has such fields: JSON can have any. Raises ValueError where one is not."""
     known = {f.name: f for f in dataclasses.fields(kind)}
     for key, value in dict(said).items():
         if key not in known:

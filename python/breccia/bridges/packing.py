@@ -16,11 +16,7 @@ from breccia.value import sixes
 
 
 def word_matrix(x: Any, argument: str) -> NDArray[np.uint32]:
-    """32-bit words as the core reads them.
-
-    Raises:
-        TypeError: its items are not 32-bit integers.
-    """
+    """32-bit words as the core reads them. Raises StoredTypeError where its items are not of 32 bits."""
     array = as_numpy(x, argument)
     if array.dtype.kind not in "iu" or array.dtype.itemsize != 4:
         raise StoredTypeError(f"{argument} must be an int32 or uint32 array, got dtype {array.dtype}")
@@ -28,11 +24,7 @@ def word_matrix(x: Any, argument: str) -> NDArray[np.uint32]:
 
 
 def words(x: Any, argument: str) -> Array:
-    """An array of 32-bit words as little-endian bytes, four per word along the last axis.
-
-    Raises:
-        TypeError: its items are not 32-bit integers.
-    """
+    """An array of 32-bit words as little-endian bytes, four per word along the last axis."""
     return word_matrix(x, argument).view(np.uint8)
 
 

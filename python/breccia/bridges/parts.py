@@ -65,12 +65,8 @@ LayOut = Callable[..., "dict[str, Part]"]
 
 
 def rows_only(lay_out: LayOut) -> LayOut:
-    """Decorates a bridge's ``lay_out(scaled)``: a transposed view has no place in a checkpoint.
-
-    Raises:
-        TypeError: ``scaled`` is no ScaledTensor.
-        ValueError: it is a transposed view.
-    """
+    """Decorates a bridge's ``lay_out(scaled)``: a transposed view has no place in a checkpoint. Raises TypeError where
+    ``scaled`` is no ScaledTensor, ValueError where it is a transposed view."""
 
     @functools.wraps(lay_out)
     def checked(scaled: Any, **options: Any) -> dict[str, Part]:
@@ -81,12 +77,8 @@ def rows_only(lay_out: LayOut) -> LayOut:
 
 
 def rows_or_outside(lay_out: LayOut) -> LayOut:
-    """`rows_only` where the format has a place for some OutsideTensors, too.
-
-    Raises:
-        TypeError: ``scaled`` is neither.
-        ValueError: it is a transposed view.
-    """
+    """`rows_only` where the format has a place for some OutsideTensors, too. Raises TypeError where ``scaled`` is
+    neither, ValueError where it is a transposed view."""
 
     @functools.wraps(lay_out)
     def checked(scaled: Any, **options: Any) -> dict[str, Part]:

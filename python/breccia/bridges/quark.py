@@ -276,11 +276,7 @@ def _find_packed(
 
 def _said(module: str, context: Mapping[str, Any]) -> tuple[INT4Scaling, bool]:
     """What config.json says of a module's INT4: the recipe, whose codes are signed where there are no zero points, and
-    whether the stored ones are.
-
-    Raises:
-        ValueError: it says that the weight is of another kind.
-    """
+    whether the stored ones are. Raises ValueError where it says that the weight is of another kind."""
     said = _spec_of(module, context["quantization_config"])
     dtype, size, symmetric = said.get("dtype"), said.get("group_size"), said.get("symmetric", True) is not False
     if dtype not in ("int4", "uint4") or said.get("qscheme", "per_group") != "per_group":

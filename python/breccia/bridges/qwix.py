@@ -130,11 +130,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 
 def _tile(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns that share a scale.
-
-    Raises:
-        ValueError: they are no tiles of the last two axes.
-    """
+    """Rows and columns that share a scale. Raises ValueError where they are no tiles of the last two axes."""
     axes = len(shape)
     one = all(n == 1 for n in scale_shape)
     whole = len(scale_shape) == axes and all(s and n % s == 0 for n, s in zip(shape, scale_shape, strict=True))
@@ -155,11 +151,7 @@ def _layout(shape: tuple[int, ...], scale: Array, rows: int, columns: int) -> La
 
 
 def _of_blocks(kind: str, qvalue: Array, scale: Array, tile: tuple[int, int]) -> ScaledTensor:
-    """MX and NVFP4, whose scales are codes here.
-
-    Raises:
-        ValueError: a scale has no code, or tiles are of another size.
-    """
+    """MX and NVFP4, whose scales are codes here."""
     recipe = _BLOCKS[kind]
     if tile != recipe.layout.block:
         raise ValueError(f"array.scale must have tiles of {recipe.layout.block} for {kind}, got {tile}")
@@ -173,11 +165,7 @@ def _of_blocks(kind: str, qvalue: Array, scale: Array, tile: tuple[int, int]) ->
 def _of_numbers(
     kind: str, qvalue: Array, scale: Array, zero: Array | None, layout: Layout, columns: int
 ) -> ScaledTensor:
-    """FP8 and integers, whose scales are numbers.
-
-    Raises:
-        TypeError: no recipe has such codes.
-    """
+    """FP8 and integers, whose scales are numbers. Raises TypeError where no recipe has such codes."""
     name = qvalue.dtype.name
     if kind == "nf4":
         raise TypeError("array.qtype must be of numbers under a scale, got 'nf4', which is of a codebook")

@@ -207,11 +207,7 @@ def to_transformer_engine(
 
 
 def _buffers(scaled: ScaledTensor, swizzled: bool) -> tuple[str, dict[str, Array | None]]:
-    """The class of a tensor and its buffers.
-
-    Raises:
-        ValueError: there is no class for it.
-    """
+    """The class of a tensor and its buffers. Raises ValueError where there is no class for it."""
     recipe, shape = scaled.recipe, scaled.shape
     scale = as_numpy(scaled.scale, "scale")
     if scaled.layout.one_scale and isinstance(recipe, (DelayedScaling, Float8CurrentScaling)):

@@ -74,11 +74,7 @@ def gptq(
 def gptq_reported(
     w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = _core.GPTQ_DAMP
 ) -> tuple[ScaledTensor, GptqReport]:
-    """`gptq`, and a report of what it had to do. It raises what `gptq` does.
-
-    Raises:
-        TypeError, ValueError: see `gptq`.
-    """
+    """`gptq`, and a report of what it had to do. It raises what `gptq` does."""
     recipe = resolve(recipe)
     if order not in _ORDERS:
         raise ValueError(f"order must be 'act' or 'natural', got {order!r}")
@@ -95,11 +91,7 @@ def gptq_reported(
 def gptq_by_torch(
     w: Any, moments: Any, recipe: ScalingRecipe, order: str, damp: float
 ) -> tuple[ScaledTensor, GptqReport]:
-    """`gptq_reported` of a torch tensor, by torch's operations on its device but for the search of scales.
-
-    Raises:
-        TypeError, ValueError: see `gptq`.
-    """
+    """`gptq_reported` of a torch tensor, by torch's operations on its device but for the search of scales."""
     import torch
 
     from breccia.frameworks.torch import error_feedback
@@ -127,11 +119,8 @@ def _dtype_name(array: Any) -> str:
 
 
 def _host(array: Any, name: str) -> np.ndarray[Any, Any]:
-    """Floats of any framework in the CPU's memory; those of 16 bits as float32, which holds them.
-
-    Raises:
-        TypeError: it is no array of floats.
-    """
+    """Floats of any framework in the CPU's memory; those of 16 bits as float32, which holds them. Raises TypeError
+    where it is no array of floats."""
     dtype = _check_floats(array, name)
     if hasattr(array, "detach"):  # torch: a GPU's too
         array = array.detach().cpu()
@@ -143,11 +132,7 @@ def _host(array: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def _check_floats(array: Any, name: str) -> str:
-    """The name of an array's dtype.
-
-    Raises:
-        TypeError: it is no array of floats.
-    """
+    """The name of an array's dtype. Raises TypeError where it is no array of floats."""
     dtype = _dtype_name(array) if hasattr(array, "dtype") else type(array).__name__
     if dtype not in ("float32", "float64", "float16", "bfloat16"):
         raise TypeError(f"{name} must be a float32, float64, float16 or bfloat16 array, got {dtype}")

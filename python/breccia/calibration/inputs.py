@@ -64,11 +64,8 @@ def watching(model: torch.nn.Module, names: list[str], seen: Seen, after: Seen, 
 
 
 def run_batch(model: torch.nn.Module, batch: Any) -> None:
-    """A model over one batch, whose tensors are put where the model's first parameter is.
-
-    Raises:
-        TypeError: the batch is text.
-    """
+    """A model over one batch, whose tensors are put where the model's first parameter is. Raises TypeError where the
+    batch is text."""
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     if isinstance(first, (str, bytes)):
         raise TypeError(
@@ -132,11 +129,7 @@ def shared(
 
 def rows_of(x: torch.Tensor, mask: torch.Tensor | None, name: str) -> torch.Tensor:
     """The rows (R, K) of a layer's input (…, K) that are no padding; ``mask`` (batch, tokens) is 0 where there is some,
-    None where there is none.
-
-    Raises:
-        ValueError: it cannot be told which rows are padding.
-    """
+    None where there is none. Raises ValueError where it cannot be told which rows are padding."""
     rows = x.detach().reshape(-1, x.shape[-1])
     if mask is None:
         return rows

@@ -49,11 +49,7 @@ def choose(
     counts: Mapping[str, int] | None = None,
 ) -> Choice:
     """The level of each input of so many columns: the one asked for, unless it is an expert's, has no whole runs of
-    ``block`` columns, or ``memory`` is short. ``counts`` are of experts that are fused.
-
-    Raises:
-        ValueError: diag alone takes more than ``memory``.
-    """
+    ``block`` columns, or ``memory`` is short. ``counts`` are of experts that are fused."""
     counts = counts or {}
     levels = dict.fromkeys(widths, level)
     notes = []

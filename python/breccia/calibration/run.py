@@ -46,12 +46,8 @@ class Options:
 
     @classmethod
     def checked(cls, level: str, memory: Any, block: Any, dtype: str, state: Any, state_seconds: float) -> Options:
-        """The options.
-
-        Raises:
-            TypeError: one is of a wrong type.
-            ValueError: one has a value it cannot have.
-        """
+        """The options. Raises TypeError where one is of a wrong type, ValueError where one has a value it cannot
+        have."""
         if level not in LEVELS:
             raise ValueError(f"level must be 'diag', 'block' or 'full', got {level!r}")
         if dtype not in _DTYPES:
@@ -98,11 +94,8 @@ class Record:
         return self.choice.levels[name], self._options.block, self._options.dtype
 
     def skip(self, batch: Any, last: bool) -> None:
-        """Pass one batch that the sums have, perhaps the last of them.
-
-        Raises:
-            ValueError: they were of other batches.
-        """
+        """Pass one batch that the sums have, perhaps the last of them. Raises ValueError where they were of other
+        batches."""
         _digest(self.seen, batch)
         if last and self.seen.hexdigest() != self._expected:
             raise ValueError(f"{self._options.state}: state must be of these batches, it is of others: remove the file")
@@ -164,11 +157,8 @@ class Record:
         save_arrays(arrays, path, {"breccia.calibration.state": json.dumps(said)})
 
     def load(self, path: Path) -> None:
-        """Go on from the sums of a file.
-
-        Raises:
-            ValueError: it is of another model or of other options, or no such file.
-        """
+        """Go on from the sums of a file. Raises ValueError where it is of another model or of other options, or no such
+        file."""
         with SafetensorsFile(path) as file:
             said = json.loads(file.metadata.get("breccia.calibration.state", "{}"))
             if said.get("key") != self._key():

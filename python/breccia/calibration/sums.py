@@ -54,11 +54,7 @@ class Sums:
         return {"count": np.asarray(self.count, np.int64), **{k: v.cpu().numpy() for k, v in self._parts.items()}}
 
     def put(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Go on from the sums of another run.
-
-        Raises:
-            ValueError: they are of other shapes or types.
-        """
+        """Go on from the sums of another run. Raises ValueError where they are of other shapes or types."""
         wanted = {name: (array.shape, array.dtype) for name, array in self.arrays().items()}
         got = {name: (array.shape, array.dtype) for name, array in arrays.items()}
         if wanted != got:
@@ -99,11 +95,7 @@ class StackedSums:
         return {name: np.stack([one[name] for one in each]) for name in each[0]}
 
     def put(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Go on from the sums of another run.
-
-        Raises:
-            ValueError: they are of other shapes or types.
-        """
+        """Go on from the sums of another run. Raises ValueError where they are of other shapes or types."""
         for number, one in enumerate(self._each):
             one.put({name: array[number] for name, array in arrays.items()})
 

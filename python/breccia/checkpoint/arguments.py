@@ -12,11 +12,7 @@ __all__ = ["count_of", "path_of", "patterns_of"]
 
 
 def path_of(value: Any, argument: str) -> Path:
-    """A path.
-
-    Raises:
-        TypeError: it is no path of characters.
-    """
+    """A path."""
     try:
         return Path(value)
     except TypeError:
@@ -24,11 +20,7 @@ def path_of(value: Any, argument: str) -> Path:
 
 
 def patterns_of(value: Iterable[str], argument: str) -> tuple[str, ...]:
-    """Patterns of names; a string alone is not taken for a list of its letters.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """Patterns of names; a string alone is not taken for a list of its letters."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{argument} must be a list of patterns, as ['*.q_proj.weight'], got {value!r}")
     found = tuple(value)
@@ -39,12 +31,7 @@ def patterns_of(value: Iterable[str], argument: str) -> tuple[str, ...]:
 
 
 def count_of(value: Any, argument: str, most: int | None = None) -> int:
-    """A whole number from 1 to ``most``.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is below 1 or above ``most``.
-    """
+    """A whole number from 1 to ``most``."""
     try:
         count = operator.index(value)
     except TypeError:

@@ -20,12 +20,8 @@ __all__ = ["Device"]
 
 
 def _place(name: str) -> str:
-    """The device by its name of torch.
-
-    Raises:
-        ImportError: torch is not installed.
-        ValueError: torch has no such device here.
-    """
+    """The device by its name of torch. Raises ImportError where torch is not installed, ValueError where torch has no
+    such device here."""
     torch = require("torch", "torch")
     if not torch.cuda.is_available():
         raise ValueError(f"device must be 'cpu' where torch {torch.__version__} finds no CUDA device, got {name!r}")
@@ -47,13 +43,8 @@ class Device:
 
     @classmethod
     def of(cls, name: str) -> Device:
-        """The device "cpu", "cuda" or "cuda:N".
-
-        Raises:
-            ImportError: it is a GPU, and torch is not installed.
-            TypeError: it is no string.
-            ValueError: it has another form, or there is none such here.
-        """
+        """The device "cpu", "cuda" or "cuda:N". Raises ImportError where it is a GPU, and torch is not installed,
+        TypeError where it is no string, ValueError where it has another form, or there is none such here."""
         if not isinstance(name, str):
             raise TypeError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {name!r}")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -61,11 +52,7 @@ class Device:
         return cls(None if name == "cpu" else _place(name))
 
     def cast(self, values: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
-        """`breccia.cast` of a NumPy array. By importance it searches on the CPU.
-
-        Raises:
-            ValueError: as `breccia.cast`.
-        """
+        """`breccia.cast` of a NumPy array. By importance it searches on the CPU."""
         if self.place is None or options.get("importance") is not None:
             return verbs.cast(values, recipe, **options)
         check_float32(values, "x")
@@ -81,11 +68,7 @@ class Device:
     def gptq(
         self, values: Any, moments: Any, recipe: ScalingRecipe, order: str, damp: float
     ) -> tuple[ScaledTensor, GptqReport]:
-        """`breccia.gptq` of a NumPy array, and what it had to do.
-
-        Raises:
-            ValueError: as `breccia.gptq`.
-        """
+        """`breccia.gptq` of a NumPy array, and what it had to do."""
         if self.place is None:
             return gptq_reported(values, moments, recipe, order=order, damp=damp)
         check_float32(values, "w")

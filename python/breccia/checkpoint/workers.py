@@ -22,12 +22,8 @@ PIECE = 4 << 20  # bytes of output at a time: several fit in a cache, and writin
 
 
 def thread_count(threads: int | None) -> int:
-    """How many threads to use: as many as are asked for, else one per core.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is below 1 or above 1,024.
-    """
+    """How many threads to use: as many as are asked for, else one per core. Raises TypeError where it is no integer,
+    ValueError where it is below 1 or above 1,024."""
     return os.cpu_count() or 1 if threads is None else count_of(threads, "threads", MAX_THREADS)
 
 

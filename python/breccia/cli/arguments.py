@@ -63,11 +63,7 @@ def progress_of(args: argparse.Namespace) -> bool:
 
 
 def count(text: str) -> int:
-    """An argument that counts something.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not a whole number of 1 or more.
-    """
+    """An argument that counts something. Raises ArgumentTypeError where it is not a whole number of 1 or more."""
     try:
         number = int(text)
     except ValueError:
@@ -78,11 +74,7 @@ def count(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """An argument that is any number.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """An argument that is any number. Raises ArgumentTypeError where it is none."""
     try:
         return float(text)
     except ValueError:
@@ -90,11 +82,7 @@ def number(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """An argument that is any whole number.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """An argument that is any whole number. Raises ArgumentTypeError where it is none."""
     try:
         return int(text)
     except ValueError:
@@ -102,11 +90,7 @@ def whole(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """An argument of bytes: 500MB, 8GiB, or a bare number.
-
-    Raises:
-        argparse.ArgumentTypeError: it is no such number, or less than a byte.
-    """
+    """An argument of bytes: 500MB, 8GiB, or a bare number."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.IGNORECASE)
     number = (
         0 if found is None else float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")
@@ -117,11 +101,7 @@ def size(text: str) -> int:
 
 
 def part(text: str) -> tuple[int, int]:
-    """An argument I/N: one of so many.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not two whole numbers of which the first is one of 1 … N.
-    """
+    """An argument I/N: one of so many."""
     first, slash, second = text.partition("/")
     if slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
         return int(first), int(second)

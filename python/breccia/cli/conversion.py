@@ -138,11 +138,8 @@ def next_step(command: str, **paths: Any) -> list[str]:
 
 
 def check_names(source: str, destination: str, target: Target) -> None:
-    """That OUT is not called what it will not be.
-
-    Raises:
-        ValueError: OUT ends as files of another kind do, or as a file where a folder is made.
-    """
+    """That OUT is not called what it will not be. Raises ValueError where OUT ends as files of another kind do, or as a
+    file where a folder is made."""
     suffix, whole = Path(destination).suffix.lower(), target.bridge.container.whole
     if destination.endswith("/") or suffix not in (".gguf", ".safetensors") or (whole and suffix == ".gguf"):
         return

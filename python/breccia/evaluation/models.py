@@ -24,11 +24,7 @@ __all__ = ["check_length", "folder_of", "load_model", "load_tokenizer"]
 
 
 def folder_of(path: str | os.PathLike[str], argument: str) -> Path:
-    """A model's folder.
-
-    Raises:
-        ValueError: it has no config.json.
-    """
+    """A model's folder. Raises ValueError where it has no config.json."""
     folder = path_of(path, argument)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{argument} must be a model's folder with config.json, got {folder}")
@@ -40,12 +36,8 @@ def _said(error: Exception) -> str:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model's folder; nothing is downloaded.
-
-    Raises:
-        ImportError: transformers is not installed.
-        ValueError: there is none that transformers can make.
-    """
+    """The tokenizer of a model's folder; nothing is downloaded. Raises ImportError where transformers is not installed,
+    ValueError where there is none that transformers can make."""
     transformers = require("transformers", "transformers")
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -56,12 +48,8 @@ def load_tokenizer(folder: Path) -> Any:
 def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None = None, device: str = "cpu") -> Any:
     """A model of transformers in plain floats, in its evaluation mode: of the class that config.json names, with
     parameters of a dtype ("auto": that of the files), and the weights of a checkpoint of any format, dequantized (None:
-    those of ``folder``).
-
-    Raises:
-        ImportError: transformers is not installed.
-        ValueError: transformers has no such class, the weights do not fit it, or there is no such dtype or device.
-    """
+    those of ``folder``). Raises ImportError where transformers is not installed, ValueError where transformers has no
+    such class, the weights do not fit it, or there is no such dtype or device."""
     transformers = require("transformers", "transformers")
     own = None if dtype == "auto" else getattr(torch, dtype, None)
     if dtype != "auto" and not isinstance(own, torch.dtype):
@@ -95,11 +83,8 @@ def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None 
 
 
 def check_length(model: Any, length: int) -> None:
-    """Refuse rows of so many tokens that a model has no positions for.
-
-    Raises:
-        ValueError: they are more than its config.json has.
-    """
+    """Refuse rows of so many tokens that a model has no positions for. Raises ValueError where they are more than its
+    config.json has."""
     most = getattr(model.config, "max_position_embeddings", None)
     if isinstance(most, int) and length > most:
         raise ValueError(f"length must be at most {most}, the positions of the model, got {length}")

@@ -95,11 +95,7 @@ def _loss(row: np.ndarray[Any, Any], logp: torch.Tensor) -> np.ndarray[Any, Any]
 
 def kept(model: Any, rows: np.ndarray[Any, Any], top_k: int | None, folder: Path, line: Progress) -> Predictions:
     """The reference over rows of tokens, int64 (R, T), kept in a folder: all logits in 4 R T V bytes, or of the
-    ``top_k`` likeliest tokens in 8 R T k. ``line`` counts tokens.
-
-    Raises:
-        ValueError: a logit is not finite.
-    """
+    ``top_k`` likeliest tokens in 8 R T k. ``line`` counts tokens. Raises ValueError where a logit is not finite."""
     found = None
     for number, row in enumerate(rows):
         logp = _finite(_log_probabilities(model, row), "reference")
@@ -113,11 +109,7 @@ def kept(model: Any, rows: np.ndarray[Any, Any], top_k: int | None, folder: Path
 
 def compared(model: Any, rows: np.ndarray[Any, Any], reference: Predictions, line: Progress) -> dict[str, Any]:
     """Another model over the same rows: its "loss", "kld" against the reference, and "same", whether the likeliest
-    token is the same; each float64 (R, T - 1).
-
-    Raises:
-        ValueError: it has another vocabulary, or a logit is not finite.
-    """
+    token is the same; each float64 (R, T - 1)."""
     found: dict[str, list[Any]] = {"loss": [], "kld": [], "same": []}
     for number, row in enumerate(rows):
         logp = _finite(_log_probabilities(model, row), "checkpoint")

@@ -34,11 +34,7 @@ class Rows:
 def rows_of_text(paths: Sequence[str | os.PathLike[str]], tokenizer: Any, length: int, tokens: int | None) -> Rows:
     """Text of UTF-8 files, one after the other, cut into rows of equal length, so many tokens at most, rounded up to a
     row (None: all); what is left at the end is not used. Where the tokenizer begins a text with a token of its own,
-    every row begins with that.
-
-    Raises:
-        ValueError: a file is not UTF-8, or the text has less than one row.
-    """
+    every row begins with that. Raises ValueError where a file is not UTF-8, or the text has less than one row."""
     digest, text = hashlib.sha256(), []
     for path in paths:
         raw = path_of(path, "text").read_bytes()

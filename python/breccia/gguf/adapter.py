@@ -29,12 +29,8 @@ _TOKENS = "adapter.alora.invocation_tokens"
 
 def read_adapter(path: Path, base: Checkpoint) -> Adapter:
     """An adapter of llama.cpp by the names of the model's own checkpoints; names in the GGUF file are those that GGUF
-    gives the base's model.
-
-    Raises:
-        ValueError: it is not LoRA, or a kind of it that is not a product of two matrices for each weight, or it is of
-            another model.
-    """
+    gives the base's model. Raises ValueError where it is not LoRA, or a kind of it that is not a product of two
+    matrices for each weight, or it is of another model."""
     file = GgufFile(path)
     try:
         return _read(path, file, base)

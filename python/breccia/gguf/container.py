@@ -321,11 +321,7 @@ class GgufWriter(PlannedWriter):
 
 
 def block_type(name: str, dtype: str) -> str:
-    """The type of a tensor of that name, of GGUF's own names or of a plain one's dtype.
-
-    Raises:
-        ValueError: GGUF has none.
-    """
+    """The type of a tensor of that name, of GGUF's own names or of a plain one's dtype."""
     if dtype not in TYPES:
         raise ValueError(f"tensor {name!r} must be of a type that GGUF has, it is {dtype}")
     return dtype

@@ -29,11 +29,7 @@ class Alternate:
     start: int
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of this half.
-
-        Raises:
-            ValueError: the whole has no halves.
-        """
+        """The shape of this half. Raises ValueError where the whole has no halves."""
         if len(whole) < 2 or whole[1] % 2:
             raise ValueError(f"gates and others in turn must be of an even number along the second axis, got {whole}")
         return (whole[0], whole[1] // 2, *whole[2:])
@@ -71,11 +67,7 @@ class Heads:
     of_keys: bool
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the keys, or of the values.
-
-        Raises:
-            ValueError: the whole has not as many rows.
-        """
+        """The shape of the keys, or of the values. Raises ValueError where the whole has not as many rows."""
         rows = self.heads * (self.keys + self.values)
         if len(whole) != 2 or whole[0] != rows:
             raise ValueError(f"rows of keys and values must be {rows} = heads * (keys + values), got shape {whole}")

@@ -64,11 +64,7 @@ def made_anew(checkpoint: Any, names: ModelMap | None) -> dict[str, np.ndarray[A
 
 
 def writer(path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:
-    """See `breccia.bridges.Container.writer`.
-
-    Raises:
-        ValueError: a tensor that has more in GGUF has no form that can be added to.
-    """
+    """See `breccia.bridges.Container.writer`."""
     names: ModelMap | None = output.names
     kinds = {name: (block_type(name, dtype), shape) for name, (dtype, shape) in output.plan.items()}
     fields, trouble = _fields(output.source, names, list(output.left_out), kinds)

@@ -24,12 +24,8 @@ _OWN = ("_name_or_path", "_model_name_or_path", "transformers_version")  # of wh
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """config.json of the model in a GGUF file.
-
-    Raises:
-        ImportError: transformers or gguf is not installed; the message names the extra.
-        ValueError: transformers does not know the model, or a field is not what it must be.
-    """
+    """config.json of the model in a GGUF file. Raises ImportError where transformers or gguf is not installed,
+    ValueError where transformers does not know the model, or a field is not what it must be."""
     try:
         made = _config(file)
         json.dumps(made, allow_nan=False)

@@ -43,11 +43,7 @@ def key_heads_of(config: Mapping[str, Any]) -> Any:
 
 
 def hyperparameters(config: Mapping[str, Any], architecture: str) -> Fields:
-    """What a program must know of the model beside its tensors.
-
-    Raises:
-        KeyError: config.json does not say it.
-    """
+    """What a program must know of the model beside its tensors. Raises KeyError where config.json does not say it."""
     said: Fields = {
         "context_length": (UINT32, int(config["max_position_embeddings"])),
         "embedding_length": (UINT32, int(config["hidden_size"])),
@@ -260,11 +256,8 @@ OWN = frozenset({"gpt-oss", "deepseek2"})
 
 
 def config_fields(fields: Fields, architecture: str) -> tuple[str, dict[str, Any]]:
-    """transformers' class of a model's config, and what a file of one of `OWN` says of it.
-
-    Raises:
-        ValueError: the file does not say it, or a field is not what it must be.
-    """
+    """transformers' class of a model's config, and what a file of one of `OWN` says of it. Raises ValueError where the
+    file does not say it, or a field is not what it must be."""
     names = _GPT_OSS if architecture == "gpt-oss" else _DEEPSEEK
     said = {name: _there(fields, f"{architecture}.{key}", name) for name, key in names.items()}
     return ("GptOssConfig", said) if architecture == "gpt-oss" else _deepseek(fields, said)

@@ -45,11 +45,8 @@ Array = np.ndarray[Any, Any]
 
 
 def head_width(config: Mapping[str, Any]) -> int:
-    """Numbers of a head.
-
-    Raises:
-        KeyError, TypeError, ValueError, ArithmeticError: config.json does not say it, or says what cannot be.
-    """
+    """Numbers of a head. Raises KeyError, TypeError, ValueError or ArithmeticError where config.json does not say it,
+    or says what cannot be."""
     width = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     if not 0 < width <= _WIDEST:
         raise ValueError(f"a head must have from 1 to {_WIDEST} numbers, it has {width}")
@@ -73,11 +70,8 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_rope(config: Mapping[str, Any], architecture: str) -> str:
-    """Why the programs of an architecture have no such RoPE; "" where they have.
-
-    Raises:
-        KeyError, TypeError, ValueError: config.json does not say what it must.
-    """
+    """Why the programs of an architecture have no such RoPE; "" where they have. Raises KeyError, TypeError or
+    ValueError where config.json does not say what it must."""
     rope = rope_of(config)
     kind = rope["rope_type"]
     if kind not in ("default", "linear", "yarn", *_KNOWN.get(architecture, ())):
@@ -87,11 +81,8 @@ def check_rope(config: Mapping[str, Any], architecture: str) -> str:
 
 
 def rope_fields(config: Mapping[str, Any], architecture: str) -> Fields:
-    """What GGUF's metadata says of it, without the architecture's name.
-
-    Raises:
-        KeyError: config.json does not say it.
-    """
+    """What GGUF's metadata says of it, without the architecture's name. Raises KeyError where config.json does not say
+    it."""
     rope = rope_of(config)
     kind = rope["rope_type"]
     said: Fields = {
@@ -118,11 +109,8 @@ def rope_fields(config: Mapping[str, Any], architecture: str) -> Fields:
 
 
 def rope_tensors(config: Mapping[str, Any]) -> dict[str, Array]:
-    """Tensors that GGUF has for a scaling, float32 of one number for each frequency; none for most.
-
-    Raises:
-        KeyError, TypeError, ValueError: config.json does not say them.
-    """
+    """Tensors that GGUF has for a scaling, float32 of one number for each frequency; none for most. Raises KeyError,
+    TypeError or ValueError where config.json does not say them."""
     rope = rope_of(config)
     if rope["rope_type"] == "longrope":
         return {name: np.asarray(rope[key], np.float32) for key, name in _LONG.items()}
@@ -131,11 +119,7 @@ def rope_tensors(config: Mapping[str, Any]) -> dict[str, Array]:
 
 def rope_of_fields(fields: Fields, architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """``rope_parameters`` of what a file's metadata says, without what only tensors tell; of what it leaves out, the
-    sizes of ``config``.
-
-    Raises:
-        ValueError: a field is not what it must be.
-    """
+    sizes of ``config``. Raises ValueError where a field is not what it must be."""
     at = f"{architecture}.rope"
     # DeepSeek has what is turned apart from the rest of a head.
     width = whole(fields, f"{at}.dimension_count", 1) if architecture == "deepseek2" else head_width(config)
@@ -174,11 +158,7 @@ def rope_of_fields(fields: Fields, architecture: str, config: Mapping[str, Any])
 def longrope_of(
     tensors: Mapping[str, Array], fields: Fields, architecture: str, config: Mapping[str, Any], rope: dict[str, Any]
 ) -> dict[str, Any]:
-    """The parameters of LongRoPE, of its tensors and fields.
-
-    Raises:
-        ValueError: a part of it is missing, or not what it must be.
-    """
+    """The parameters of LongRoPE, of its tensors and fields."""
     if architecture not in _LONG_KNOWN:
         raise ValueError(f"{sorted(tensors)[0]} must be absent in architecture {architecture!r}")
     at = f"{architecture}.rope.scaling"
@@ -197,11 +177,7 @@ def longrope_of(
 
 def llama3_of(factors: Array, config: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of Llama 3's scaling, of the tensor that they give; ``low_freq_factor`` is 1, which leaves none to
-    choose.
-
-    Raises:
-        ValueError: no parameters give the tensor.
-    """
+    choose. Raises ValueError where no parameters give the tensor."""
     rope = rope_of(config)
     wide = factors.astype(np.float64) if np.isfinite(factors).all() else np.zeros(0)
     periods = _periods(rope, config)

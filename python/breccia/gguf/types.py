@@ -16,11 +16,7 @@ Other = TypeVar("Other")
 
 
 def whole(fields: Mapping[str, tuple[int, Any]], key: str, other: Other = None) -> int | Other:  # type: ignore[assignment]
-    """A field's whole number; ``other`` where it is 0, which programs write for what a model has not, or not there.
-
-    Raises:
-        ValueError: it is none from 0 to 2^32 - 1.
-    """
+    """A field's whole number; ``other`` where it is 0, which programs write for what a model has not, or not there."""
     value = fields.get(key, (UINT32, 0))[1]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
         raise ValueError(f"{key} must be a whole number from 0 to 2^32 - 1, it is {_shown(value)}")
@@ -28,11 +24,7 @@ def whole(fields: Mapping[str, tuple[int, Any]], key: str, other: Other = None) 
 
 
 def number(fields: Mapping[str, tuple[int, Any]], key: str, other: Other = None) -> float | Other:  # type: ignore[assignment]
-    """A field's number; ``other`` where it is 0, which programs write for what a model has not, or not there.
-
-    Raises:
-        ValueError: it is no finite number of at least 0.
-    """
+    """A field's number; ``other`` where it is 0, which programs write for what a model has not, or not there."""
     value = fields.get(key, (FLOAT32, 0.0))[1]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ValueError(f"{key} must be a finite number of at least 0, it is {_shown(value)}")

@@ -25,15 +25,11 @@ WORDS = ("dynamic", "static", "local", "none")
 
 
 def inputs_for(weights: ScalingRecipe | str, when: str) -> Activations:
-    """Inputs as programs quantize them beside such weights.
+    """Inputs as programs quantize them beside such weights. Raises ValueError where no program does.
 
     FP8 and INT8 have one scale for each token, or one static scale; FP8 in tiles 1 × 128 dynamic ones; MXFP8 and MXFP4
     their own blocks, MXFP6 those of MXFP8; NVFP4 its own blocks, of which "static" and "local" are one thing, for its
-    blocks' scales are always made of the inputs; INT4 has INT8 per token.
-
-    Raises:
-        ValueError: no program quantizes the inputs of such a layer so.
-    """
+    blocks' scales are always made of the inputs; INT4 has INT8 per token."""
     if isinstance(weights, NVFP4BlockScaling):
         if when in ("static", "local"):
             return Activations("float4_e2m1fn", "group", "local", 16, scale="float8_e4m3fn")
@@ -56,11 +52,7 @@ def inputs_for(weights: ScalingRecipe | str, when: str) -> Activations:
 
 def recipe_of_inputs(said: Activations) -> ScalingRecipe:
     """What `breccia.cast` quantizes inputs to. Static ones have the same recipe: the amax of the cast is then that of
-    their scale, see `largest_code`.
-
-    Raises:
-        ValueError: no recipe makes such inputs.
-    """
+    their scale, see `largest_code`. Raises ValueError where no recipe makes such inputs."""
     powers = said.scale == "float8_e8m0fnu"
     match said.element, said.per:
         case (("float8_e4m3fn" | "float8_e5m2"), ("tensor" | "token")) if said.bound is None and not powers:
@@ -83,11 +75,7 @@ def recipe_of_inputs(said: Activations) -> ScalingRecipe:
 
 def largest_code(recipe: ScalingRecipe) -> float:
     """The magnitude of an input whose scale is 1, of which the amax of a static scale is so many times the scale: 448
-    of FP8 E4M3, 6 · 448 of NVFP4, 127 of INT8.
-
-    Raises:
-        ValueError: inputs in this recipe have no static scale.
-    """
+    of FP8 E4M3, 6 · 448 of NVFP4, 127 of INT8. Raises ValueError where inputs in this recipe have no static scale."""
     if isinstance(recipe, NVFP4BlockScaling):
         return 6.0 * 448.0
     if isinstance(recipe, INT8Scaling):

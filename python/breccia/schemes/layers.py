@@ -40,11 +40,7 @@ class Layers:
         self._scales = {one.module: max(one.multiplier) for one in scheme.scales if one.of == "input"}
 
     def of(self, name: str, kinds: Iterable[str] = ("Linear",)) -> Layer:
-        """What the layer of a module is; without recipes where no rule matches, or its rule leaves the weight.
-
-        Raises:
-            ValueError: no recipe makes what its rule says, or a static scale is not known; the message names it.
-        """
+        """What the layer of a module is; without recipes where no rule matches, or its rule leaves the weight."""
         rule = self.scheme.rule(name, kinds)
         if rule is None or not isinstance(rule.weights, (ScalingRecipe, str)):
             return Layer()
@@ -54,11 +50,7 @@ class Layers:
 
     def inputs(self, name: str, said: Any) -> tuple[ScalingRecipe | None, float | None]:
         """The recipe and the static scale of a layer's inputs, of what its rule says of them; None, None where they
-        stay as they are.
-
-        Raises:
-            ValueError: as `of`.
-        """
+        stay as they are. Raises ValueError as `of` does."""
         if not isinstance(said, Activations):
             return None, None
         try:

@@ -102,11 +102,7 @@ def _matches(pattern: str, name: str, kind: str) -> bool:
 
 @functools.lru_cache(4096)
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """A regular expression that Python matches in little time; None for one that `Patterns` takes.
-
-    Raises:
-        ValueError: it is none, or neither.
-    """
+    """A regular expression that Python matches in little time; None for one that `Patterns` takes."""
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:

@@ -33,11 +33,7 @@ class Patterns:
 
     def ends(self, pattern: str, name: str) -> bool:
         """Whether the last parts of a name, or all of it, match: what ``re.fullmatch(r"(.*\\.)?" + pattern, name)``
-        tells.
-
-        Raises:
-            ValueError: the pattern is not a regular expression of this kind, or there is too much to match.
-        """
+        tells."""
         if len(pattern) > _MOST:
             raise ValueError(f"{self.argument} must have patterns of at most {_MOST} characters, got {len(pattern)}")
         if _PLAIN.fullmatch(pattern):
@@ -51,11 +47,8 @@ class Patterns:
 
     def places(self, pattern: str, name: str, starts: int) -> int:
         """The places where matches of a pattern end, as bits; it may begin at those of ``starts``, bit i before
-        character i.
-
-        Raises:
-            ValueError: the pattern is not a regular expression of this kind, or there is too much to match.
-        """
+        character i. Raises ValueError where the pattern is not a regular expression of this kind, or there is too much
+        to match."""
         return _Reader(self, pattern, name).read()(starts)
 
     def _spend(self, steps: int) -> None:

@@ -36,11 +36,8 @@ class Opened(Protocol):
 
 
 def of_checkpoint(checkpoint: Opened) -> ModelScheme:
-    """What a quantized model is stored and computed in, as the checkpoint's own format means it.
-
-    Raises:
-        ValueError: its configuration is not of its method's form.
-    """
+    """What a quantized model is stored and computed in, as the checkpoint's own format means it. Raises ValueError
+    where its configuration is not of its method's form."""
     said = checkpoint.quantization or checkpoint.config.get("quantization") or {}
     found = list(checkpoint.found)
     plain = {one.parts["weight"]: one.name for one in found if one.format == "plain" and "weight" in one.parts}

@@ -185,11 +185,7 @@ class StoredScale:
 
 
 def inputs_said(fields: Any) -> Activations | None:
-    """The inputs that JSON has as the fields of `Activations`; None for null.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """The inputs that JSON has as the fields of `Activations`; None for null."""
     if fields is None:
         return None
     if not isinstance(fields, dict):

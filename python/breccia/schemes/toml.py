@@ -39,11 +39,7 @@ _WILD = frozenset("*?[")
 def match_of(text: str) -> Match:
     """A pattern as it is written: ``*`` is every layer, with ``*``, ``?`` or ``[`` it is one of a shell, ``re:`` begins
     an expression that matches the whole name, ``KIND:`` a pattern of that kind (see `Match`), and else it is a name.
-
-    Raises:
-        TypeError: it is no text.
-        ValueError: an expression is none.
-    """
+    Raises TypeError where it is no text, ValueError where an expression is none."""
     if not isinstance(text, str):
         raise TypeError(f"match must be a pattern or a list of patterns, got {text!r}")
     kind, colon, rest = text.partition(":")
@@ -65,11 +61,7 @@ def _match_text(match: Match) -> str:
 
 def weights_of(said: Any) -> ScalingRecipe | str | Unsaid | None:
     """Weights as they are written: the name of a recipe, "none" (high precision), "kept" (as they are), the name of a
-    type that no recipe makes, such as "q4_k", or a table of a recipe's fields.
-
-    Raises:
-        ValueError: there is no such recipe, or it has no such option.
-    """
+    type that no recipe makes, such as "q4_k", or a table of a recipe's fields."""
     if isinstance(said, Mapping):
         if said.keys() == {"format"} and isinstance(said["format"], str):
             return said["format"]
@@ -144,11 +136,7 @@ def _changed(value: Any) -> dict[str, Any]:
 
 
 def cache_of(said: Any, argument: str = "kv_cache") -> KVCache | Unsaid | None:
-    """The KV cache as it is written: "fp8", "int8", "none", "unsaid", or a table of its fields.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """The KV cache as it is written: "fp8", "int8", "none", "unsaid", or a table of its fields."""
     if isinstance(said, Mapping):
         try:
             return KVCache(**said)
@@ -169,11 +157,8 @@ def _cache_text(cache: KVCache | Unsaid | None) -> str:
 
 def rule_of(said: Mapping[str, Any], number: int = 1) -> Rule:
     """A rule of its table, with ``match``, ``weights`` (kept where they are not said) and perhaps ``inputs``,
-    ``outputs``, ``input_factor``, ``low_rank``; ``number`` is its place, for messages.
-
-    Raises:
-        TypeError, ValueError: it has another form; the message names the rule.
-    """
+    ``outputs``, ``input_factor``, ``low_rank``; ``number`` is its place, for messages. Raises TypeError or ValueError
+    where it has another form; the message names the rule."""
     known = {one.name for one in fields(Rule)}
     if not isinstance(said, Mapping) or "match" not in said or said.keys() - known:
         text = f"with match and others of {', '.join(sorted(known))}, got {str(said)[:80]}"

@@ -58,11 +58,7 @@ class BrecciaExpertsMethod(ExpertsMethod, FusedMoEMethodBase):  # type: ignore[m
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        """Parameters for the stored tensors of all experts.
-
-        Raises:
-            ValueError: slices would cut blocks.
-        """
+        """Parameters for the stored tensors of all experts. Raises ValueError where slices would cut blocks."""
         filled = layer.__dict__["breccia_filled"] = set()
         given = extra["weight_loader"]
 
@@ -77,11 +73,8 @@ class BrecciaExpertsMethod(ExpertsMethod, FusedMoEMethodBase):  # type: ignore[m
         """None: no runner of SGLang's runs."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Views of the filled parameters, as layers of breccia's.
-
-        Raises:
-            ValueError: the model's loader passed over the checkpoint's tensors.
-        """
+        """Views of the filled parameters, as layers of breccia's. Raises ValueError where the model's loader passed
+        over the checkpoint's tensors."""
         if not layer.__dict__["breccia_filled"] and get_model().load_format != "dummy":
             raise ValueError(
                 f"experts of {layer.layer_name} must be kept one by one in the checkpoint, no tensor of one was "

@@ -28,11 +28,7 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
         return []
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """What makes and fills a layer's weight; None where SGLang's own does.
-
-        Raises:
-            ValueError: the layer is quantized in a way that does not go together with what SGLang makes of it.
-        """
+        """What makes and fills a layer's weight; None where SGLang's own does."""
         from sglang.srt.layers.linear import LinearBase
         from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
         from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod

@@ -53,11 +53,7 @@ class BrecciaExpertsMethod(ExpertsMethod, FusedMoEMethodBase):  # type: ignore[m
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        """Parameters for the stored tensors of all experts.
-
-        Raises:
-            ValueError: slices would cut blocks.
-        """
+        """Parameters for the stored tensors of all experts. Raises ValueError where slices would cut blocks."""
         load, whole = extra.pop("weight_loader"), self.moe.intermediate_size
         self.make(layer, num_experts, hidden_size, intermediate_size_per_partition, whole, load, **extra)
 

@@ -41,11 +41,8 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Of the object that config.json has, in breccia's own format or in one that was taken over.
-
-        Raises:
-            ValueError: it does not say what it must.
-        """
+        """Of the object that config.json has, in breccia's own format or in one that was taken over. Raises ValueError
+        where it does not say what it must."""
         taken = names_and_recipe(config)
         if taken is None:
             return super().from_config(config)

@@ -124,11 +124,7 @@ def _kind(dtype: str, scale_bytes: int) -> str:
 
 
 def _kind_said(raw: Array) -> str:
-    """The format that a layer's ``comfy_quant`` names.
-
-    Raises:
-        ValueError: it is not JSON, or names a format that is not read here.
-    """
+    """The format that a layer's ``comfy_quant`` names."""
     try:
         return _checked(json.loads(bytes(codes(raw, "comfy_quant").reshape(-1)).decode()))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -286,11 +282,7 @@ def inputs_here(recipe: ScalingRecipe, static: bool) -> Activations | None:
 
 
 def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
-    """The layers that a header's metadata names.
-
-    Raises:
-        ValueError: it is not JSON of the known form.
-    """
+    """The layers that a header's metadata names. Raises ValueError where it is not JSON of the known form."""
     if HEADER not in metadata:
         return []
     try:
@@ -361,11 +353,7 @@ def _of_layer(prefix: str, entries: Mapping[str, Any], parts: dict[str, str] | N
 
 
 def refine(found: Found, array: Callable[[str], Array]) -> Found:
-    """What the bytes of ``comfy_quant`` say.
-
-    Raises:
-        ValueError: another format than the tensors have.
-    """
+    """What the bytes of ``comfy_quant`` say. Raises ValueError where it is another format than the tensors have."""
     if found.record(Details).tiles is None:
         tiles = _decided(array(found.parts["weight_scale"]), found.kind)
         return replace(found, details=Details(tiles))

@@ -65,11 +65,7 @@ def _fits(prefix: str, entries: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def decided(scale: Array, element: str, name: str) -> bool:
     """Whether scales are in tiles, by their numbers: rows of a weight differ in size, and so do its columns. In the
-    wrong order each row has numbers of many, and they differ less.
-
-    Raises:
-        ValueError: rows and columns are too much alike to tell.
-    """
+    wrong order each row has numbers of many, and they differ less."""
     raw = codes(scale, "weight_scale")
     sizes = np.abs(decode(raw, element))
     known = np.where(np.isfinite(sizes) & (sizes > 0), sizes, np.float32(1))

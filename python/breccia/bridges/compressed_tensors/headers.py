@@ -134,11 +134,8 @@ def _groups(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _check_formats(said: Mapping[str, Any]) -> None:
-    """Whether config.json names formats that are known: what an unknown one stores may look like a known one.
-
-    Raises:
-        ValueError: it names another.
-    """
+    """Whether config.json names formats that are known: what an unknown one stores may look like a known one. Raises
+    ValueError where it names another."""
     if said.get("quant_method") != NAME:
         return
     for name in (said.get("format"), *(group.get("format") for group in _groups(said))):

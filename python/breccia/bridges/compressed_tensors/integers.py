@@ -72,11 +72,7 @@ def given_order(parts: Mapping[str, Any]) -> Any:
 
 
 def bits_of(shape: tuple[int, ...], stored: tuple[int, ...], bits: int) -> int:
-    """How many bits a code has: ``bits``, or what the shape of the words tells.
-
-    Raises:
-        ValueError: no width fits.
-    """
+    """How many bits a code has: ``bits``, or what the shape of the words tells."""
     for width in dict.fromkeys((bits, 4, 8, 2, 3)):
         if shape[:-1] == stored[:-1] and -(-shape[-1] * width // 32) == stored[-1]:
             return width
@@ -106,11 +102,7 @@ def zero_point_of(
 
 
 def checked_zero_point(zero: Array, middle: int, symmetric: bool) -> Array | None:
-    """Zero points that are not those of symmetric codes.
-
-    Raises:
-        ValueError: config.json says that there are none.
-    """
+    """Zero points that are not those of symmetric codes."""
     if symmetric and (zero != middle).any():
         raise ValueError(
             f"{NAME}: weight_zero_point must be 0 everywhere where config.json says symmetric, it is from "
@@ -121,11 +113,7 @@ def checked_zero_point(zero: Array, middle: int, symmetric: bool) -> Array | Non
 
 
 def spread(scale: Array, shape: tuple[int, ...]) -> Array:
-    """Scales with an entry or more for each row, of those of the tensor, of rows, of groups or of square tiles.
-
-    Raises:
-        ValueError: they are of none of these.
-    """
+    """Scales with an entry or more for each row, of those of the tensor, of rows, of groups or of square tiles."""
     *batch, rows, columns = shape if len(shape) > 1 else (1, *shape)
     if scale.size == 1:
         return np.ascontiguousarray(np.broadcast_to(scale.reshape(()), (*batch, rows, 1)))
@@ -142,11 +130,7 @@ def spread(scale: Array, shape: tuple[int, ...]) -> Array:
 
 
 def stored_shape(stored: Array) -> tuple[int, ...]:
-    """The shape that ``weight_shape`` says.
-
-    Raises:
-        ValueError: its numbers are not whole, or there are none.
-    """
+    """The shape that ``weight_shape`` says. Raises ValueError where its numbers are not whole, or there are none."""
     if stored.dtype.kind not in "iu" or not 0 < stored.size <= 8:
         raise ValueError(
             f"{NAME}: 'weight_shape' must hold a whole number per axis, got dtype {stored.dtype}, shape {stored.shape}"

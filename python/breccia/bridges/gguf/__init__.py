@@ -257,11 +257,7 @@ def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -
 
 
 def read_blocks(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor | Array:
-    """A tensor of a file: ``blocks`` and perhaps ``global_scale``.
-
-    Raises:
-        ValueError: the blocks do not fit.
-    """
+    """A tensor of a file: ``blocks`` and perhaps ``global_scale``. Raises ValueError where the blocks do not fit."""
     blocks = get(parts, "blocks", NAME, 1)
     order = found.origin.row_order
     blocks = blocks if order is None else blocks[np.argsort(order)]

@@ -57,12 +57,8 @@ NUMBERS = {number: name for name, (number, _, _) in TYPES.items()}
 
 
 def blocks_of(raw: Any, kind: str) -> Array:
-    """Rows of bytes as blocks, bytes of a block along a new last axis.
-
-    Raises:
-        TypeError: they are no bytes.
-        ValueError: the type is unknown, or its blocks do not fill the rows.
-    """
+    """Rows of bytes as blocks, bytes of a block along a new last axis. Raises TypeError where they are no bytes,
+    ValueError where the type is unknown, or its blocks do not fill the rows."""
     data = codes(raw, "raw")
     if kind not in TYPES:
         raise ValueError(f"kind must be one of {', '.join(TYPES)}, got {kind!r}")
@@ -116,11 +112,7 @@ def _q4_0(scaled: ScaledTensor) -> Array:
 
 
 def q4_1(outside: OutsideTensor) -> Part:
-    """Codes with a scale and a minimum, as blocks.
-
-    Raises:
-        ValueError: the tensor has no such form.
-    """
+    """Codes with a scale and a minimum, as blocks. Raises ValueError where the tensor has no such form."""
     scaled, bias = outside.scaled, outside.bias
     if bias is None or outside.columns is not None or scaled.scale.shape[-1] * 32 != scaled.shape[-1]:
         raise ValueError(f"scaled must have a bias for 32 elements and its columns in order for Q4_1, got {outside}")

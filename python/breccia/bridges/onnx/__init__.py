@@ -52,22 +52,15 @@ __all__: list[str] = []
 
 
 def read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | Array:
-    """A tensor of a file: ``codes``, ``scale``, and perhaps ``zero_point`` and ``global_scale``.
-
-    Raises:
-        ValueError: they do not fit.
-    """
+    """A tensor of a file: ``codes``, ``scale``, and perhaps ``zero_point`` and ``global_scale``. Raises ValueError
+    where they do not fit."""
     zero, second = parts.get("zero_point"), parts.get("global_scale")
     return found.record(Node).tensor(get(parts, "codes", NAME), get(parts, "scale", NAME), zero, second)
 
 
 @rows_only
 def _inputs(scaled: ScaledTensor) -> dict[str, Part]:
-    """The node's inputs by role; a part's dtype is ONNX's where two elements share a byte.
-
-    Raises:
-        ValueError: the format has no place for such a tensor.
-    """
+    """The node's inputs by role; a part's dtype is ONNX's where two elements share a byte."""
     recipe, scale = scaled.recipe, as_numpy(scaled.scale, "scale")
     if not BRIDGE.carries(recipe):
         raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")

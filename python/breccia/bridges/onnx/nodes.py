@@ -94,11 +94,7 @@ class Node:
         return not self.block and math.prod(self.scale_shape) == 1
 
     def check(self) -> None:
-        """Whether shapes fit, as the operator's specification has them.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Whether shapes fit, as the operator's specification has them. Raises ValueError where they do not."""
         shape = self.shape
         if self.block < 0 or (not self._of_tensor and not 0 <= self.axis < len(shape)):
             raise ValueError(f"axis and block_size must be those of shape {shape}, got {self.axis} and {self.block}")
@@ -162,11 +158,8 @@ class Node:
         return recipe, row_blocks(self.block, self.shape[-1])
 
     def tensor(self, raw: Array, scale: Array, zero: Array | None, second: Array | None) -> ScaledTensor | Array:
-        """The tensor of its arrays as they are stored: a ScaledTensor where `form` has one, else its values.
-
-        Raises:
-            ValueError: they do not fit.
-        """
+        """The tensor of its arrays as they are stored: a ScaledTensor where `form` has one, else its values. Raises
+        ValueError where they do not fit."""
         form = self.form()
         if form is None:
             return self._values(raw, scale, zero, second)

@@ -88,11 +88,7 @@ def load(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor
 
 
 def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
-    """The logical tensors that a header's metadata describes.
-
-    Raises:
-        ValueError: the metadata is torchao's but not of its form.
-    """
+    """The logical tensors that a header's metadata describes."""
     if "tensor_names" not in metadata:
         return []
     try:

@@ -15,12 +15,8 @@ _MARKS = (b"[", b"{", b":", b",")
 
 
 def loads(text: str | bytes) -> Any:
-    """A JSON value, of UTF-8 where it comes as bytes.
-
-    Raises:
-        ValueError: it is none, or has too many lists, objects, members or items.
-        RecursionError: it is too deep.
-    """
+    """A JSON value, of UTF-8 where it comes as bytes. Raises ValueError where it is none, or has too many lists,
+    objects, members or items, RecursionError where it is too deep."""
     lists, objects, members, items = map(text.count, "[{:,") if isinstance(text, str) else map(text.count, _MARKS)
     if lists + objects > MAX_NODES or members > MAX_MEMBERS or items > MAX_ITEMS:
         raise ValueError(

@@ -50,11 +50,7 @@ def _call(what: str, path: Path, function: Callable[..., Any], *arguments: Any) 
 
 
 def make_directory(path: Path) -> bool:
-    """Make a directory; False where one was there.
-
-    Raises:
-        NotADirectoryError: something else is there, a link among them.
-    """
+    """Make a directory; False where one was there."""
     try:
         _call("make directory", path, os.mkdir, path)
         return True
@@ -65,11 +61,8 @@ def make_directory(path: Path) -> bool:
 
 
 def create(path: Path, *, keep: bool = False, anew: bool = False) -> int:
-    """Open a file for writing, empty unless it is to be kept. Follows no link.
-
-    Raises:
-        FileExistsError: it is to be made ``anew``, and is there.
-    """
+    """Open a file for writing, empty unless it is to be kept. Follows no link. Raises FileExistsError where it is to be
+    made ``anew``, and is there."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     fd: int = _call(
         "create", path, os.open, path, flags | (0 if keep else os.O_TRUNC) | (os.O_EXCL if anew else 0), 0o644
@@ -221,12 +214,8 @@ def stamp_of(said: os.stat_result) -> Stamp:
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[int]:
-    """A file for reading that is a file: no pipe, which would wait for its writer, and no device, which has
-    no end.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """A file for reading that is a file: no pipe, which would wait for its writer, and no device, which has no end.
+    Raises ValueError where it is something else."""
     fd = open_input(path)
     try:
         yield fd

@@ -68,11 +68,7 @@ _ML_DTYPES = frozenset(row.numpy for row in DTYPES.values() if row.numpy.startsw
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor.
-
-    Raises:
-        ValueError: its elements do not fill whole bytes.
-    """
+    """Bytes of a tensor. Raises ValueError where its elements do not fill whole bytes."""
     bits = math.prod(shape) * DTYPES[dtype].bits
     if bits % 8:
         raise ValueError(f"shape {shape} of dtype {dtype} must fill whole bytes, it has {bits} bits")
@@ -103,11 +99,7 @@ def torch_dtype(dtype: str) -> Any:
 
 
 def stored_name(array: Any) -> str:
-    """The header's name of an array's dtype, whatever its framework.
-
-    Raises:
-        TypeError: safetensors has none.
-    """
+    """The header's name of an array's dtype, whatever its framework. Raises TypeError where safetensors has none."""
     name = _BY_NUMPY.get(getattr(array.dtype, "name", str(array.dtype).rpartition(".")[2]))
     if name is None or DTYPES[name].bits < 8:
         raise TypeError(

@@ -43,12 +43,7 @@ class InputFile:
         self._map: mmap.mmap | None = None
 
     def read(self, start: int, count: int) -> bytes:
-        """Bytes, all of them.
-
-        Raises:
-            ValueError: the file is shorter now.
-            OSError: they cannot be read.
-        """
+        """Bytes, all of them. Raises ValueError where the file is shorter now, OSError where they cannot be read."""
         return self.array(start, start + count).tobytes()
 
     def array(self, start: int, stop: int) -> Array:
@@ -129,11 +124,7 @@ class InputFile:
 
 
 def read_bounded(path: Path, most: int) -> tuple[bytes, disk.Stamp]:
-    """All of a small regular file, and its stamp.
-
-    Raises:
-        ValueError: it has more than ``most`` bytes, or is a directory, pipe or device.
-    """
+    """All of a small regular file, and its stamp."""
     file = InputFile(path)
     try:
         if file.size > most:

@@ -46,12 +46,9 @@ class Lock:
 
 
 def lock(path: Path) -> Lock | None:
-    """A lock on a file of that name, which is created if need be; None where another has it.
-
-    Raises:
-        BlockingIOError: the file system has no locks, and there is a file that another process made instead.
-        OSError: there can be no lock for another reason.
-    """
+    """A lock on a file of that name, which is created if need be; None where another has it. Raises BlockingIOError
+    where the file system has no locks, and there is a file that another process made instead, OSError where there can
+    be no lock for another reason."""
     while True:
         fd = disk.create(path, keep=True)
         try:

@@ -134,11 +134,7 @@ class PlannedWriter:
         disk.sync(self._fd, self.partial)
 
     def commit(self) -> None:
-        """Give the complete file its name.
-
-        Raises:
-            ValueError: bytes are missing.
-        """
+        """Give the complete file its name. Raises ValueError where bytes are missing."""
         missing = [name for name, left in self._left.items() if left != 0]
         if missing:
             self.abort()

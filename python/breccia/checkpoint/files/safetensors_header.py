@@ -55,12 +55,8 @@ class Entry(NamedTuple):
 def parse_header(
     raw: bytes | mmap.mmap, data_start: int, file_size: int, where: str
 ) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Entries and metadata of a header; its numbers checked against the size of the file. Of a header in memory
-    that was mapped, pages that were read are let go of.
-
-    Raises:
-        ValueError: anything is not as the format demands; the message names the file and the tensor.
-    """
+    """Entries and metadata of a header; its numbers checked against the size of the file. Of a header in memory that
+    was mapped, pages that were read are let go of."""
     reader = _Reader(raw, data_start, file_size - data_start, where)
     try:
         reader.read()

@@ -20,11 +20,7 @@ class Sums:
     """Checksums of pieces of things that have names. Any thread may add to them."""
 
     def __init__(self, said: Mapping[str, str] | None = None) -> None:
-        """Of what `said` gave.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Of what `said` gave. Raises ValueError where it is something else."""
         self._lock = threading.Lock()
         self._pieces: dict[str, dict[tuple[int, int], int]] = {}
         for name, text in (said or {}).items():
@@ -34,11 +30,7 @@ class Sums:
                 self._put(name, int(start), int(stop), int(crc, 16))
 
     def add(self, name: str, start: int, data: Any) -> None:
-        """Add a piece.
-
-        Raises:
-            ValueError: the same piece had other bytes before.
-        """
+        """Add a piece. Raises ValueError where the same piece had other bytes before."""
         raw = memoryview(data).cast("B")
         self._put(name, start, start + len(raw), zlib.crc32(raw))
 
@@ -49,11 +41,7 @@ class Sums:
             raise ValueError(f"tensor {name!r} must not change while it is read, it did")
 
     def merge(self, other: Sums) -> None:
-        """Add all pieces of others.
-
-        Raises:
-            ValueError: a piece has other bytes there.
-        """
+        """Add all pieces of others. Raises ValueError where a piece has other bytes there."""
         for name, start, stop, crc in other:
             self._put(name, start, stop, crc)
 

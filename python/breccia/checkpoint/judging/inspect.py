@@ -39,12 +39,8 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def describe(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
-    """The same in pairs of key and value, one after the other: "tensors" is an iterator, to be used up before the
-    next pair is asked for. Memory is that of the checkpoint's headers.
-
-    Raises:
-        ValueError: the checkpoint is not valid.
-    """
+    """The same in pairs of key and value, one after the other: "tensors" is an iterator, to be used up before the next
+    pair is asked for. Memory is that of the checkpoint's headers."""
     checkpoint = Checkpoint(path)
     totals = _Totals()
     yield "path", str(checkpoint.path)
@@ -135,11 +131,7 @@ def _tensors(checkpoint: Checkpoint, totals: _Totals) -> Iterator[dict[str, Any]
 
 def lines(path: str | os.PathLike[str], *, summary: bool = False, every: bool = False) -> Iterator[str]:
     """What `describe` says as a table of at most 80 columns: totals and findings alone (``summary``), one line per
-    tensor (``every``), or one for layers that differ by a number alone.
-
-    Raises:
-        ValueError: the checkpoint is not valid.
-    """
+    tensor (``every``), or one for layers that differ by a number alone."""
     checkpoint, totals = Checkpoint(path), _Totals()
     batches = _batches(checkpoint, totals)
     if summary:
@@ -158,11 +150,7 @@ def lines(path: str | os.PathLike[str], *, summary: bool = False, every: bool = 
 
 
 def scheme_lines(path: str | os.PathLike[str], scheme: ModelScheme) -> Iterator[str]:
-    """What a model is, a line for each role of its layers, of at most 80 columns.
-
-    Raises:
-        ValueError: the checkpoint is not valid.
-    """
+    """What a model is, a line for each role of its layers, of at most 80 columns."""
     checkpoint = Checkpoint(path)
     names = [one.name.removesuffix(".weight") for one in checkpoint.found if len(one.shape) > 1]
     checkpoint.close()

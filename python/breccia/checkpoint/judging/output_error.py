@@ -25,11 +25,7 @@ _ROWS = 1024  # of a weight that are in memory in double precision
 def output_error(reference: Any, tensor: Any, moments: Moments) -> float:
     """The root of the mean square of x @ (W - V).T over that of x @ W.T, for inputs x of these moments: of all that the
     moments keep, the full ones before those of runs before the diagonal. W is ``reference``, floats (N, K), or (E, N,
-    K) with moments of E experts or of all, V ``tensor``. 0 where equal; NaN where the reference's output is zero.
-
-    Raises:
-        ValueError: the moments are of another K or another number of experts.
-    """
+    K) with moments of E experts or of all, V ``tensor``. 0 where equal; NaN where the reference's output is zero."""
     shape = tuple(reference.shape)
     if len(shape) not in (2, 3) or shape[-1] != moments.columns:
         raise ValueError(f"moments must be of K = {shape[-1]}, got {moments.columns}")
@@ -84,11 +80,7 @@ class OutputErrors:
 
     def add(self, name: str, shape: Sequence[int], reference: Any, tensor: Any) -> None:
         """Measure one weight, of functions that give the values of both, if there are moments of it; those of experts
-        in any form, see `LayerMoments`.
-
-        Raises:
-            ValueError: its moments are of another shape.
-        """
+        in any form, see `LayerMoments`. Raises ValueError where its moments are of another shape."""
         first = 0 if len(shape) == 3 else None
 
         def of(expert: int | None) -> Moments:
@@ -105,11 +97,7 @@ class OutputErrors:
         return {} if error is None else {"output_error": error if math.isfinite(error) else str(error)}
 
     def finish(self) -> dict[str, Any]:
-        """What a report has of all: how many were measured, the mean of their errors, layers that fit no tensor.
-
-        Raises:
-            ValueError: no tensor has moments.
-        """
+        """What a report has of all: how many were measured, the mean of their errors, layers that fit no tensor."""
         unused = [name for name in self._moments if name not in self._layers.used]
         if self._file is not None:
             self._file.close()

@@ -36,11 +36,8 @@ for (const [column, head] of document.querySelectorAll("th").entries()) head.onc
 
 
 def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
-    """Draw rows of `breccia.checkpoint.plot.measure` to an .html, .svg or .png file.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw rows of `breccia.checkpoint.plot.measure` to an .html, .svg or .png file. Raises ImportError where
+    matplotlib is not installed."""
     figure = _figure(rows, title)
     if out.suffix.lower() == ".png":
         figure.savefig(out, dpi=100)

@@ -62,11 +62,7 @@ class Difference:
 
 def compare(name: str, reference: Any, tensor: Any, bound_db: float = FLOATS_DB) -> Difference:
     """One tensor against its reference: arrays, ScaledTensors or OutsideTensors of one shape. One that is not above
-    ``bound_db`` is tried against the classic mistakes.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    ``bound_db`` is tried against the classic mistakes. Raises ValueError where the shapes differ."""
     shape = tuple(reference.shape)
     if (
         tuple(tensor.shape) != shape

@@ -180,13 +180,8 @@ class Adapter:
 
 def open_adapter(path: str | os.PathLike[str], base: Checkpoint) -> Adapter:
     """An adapter of PEFT (a folder), or of a program whose kind of file holds one, by the names of the model's own
-    checkpoints.
-
-    Raises:
-        ValueError: it is not LoRA, or a kind of it that is not a product of two matrices for each weight, or it is of
-            another model.
-        FileNotFoundError: a file is not there.
-    """
+    checkpoints. Raises ValueError where it is not LoRA, or a kind of it that is not a product of two matrices for each
+    weight, or it is of another model, FileNotFoundError where a file is not there."""
     place = path_of(path, "adapter")
     if not place.is_file():
         return Adapter.open(place)

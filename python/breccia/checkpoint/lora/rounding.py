@@ -81,11 +81,8 @@ class MergeRounding:
 
     def again(self, name: str, old: Any, values: Any, nearest: ScaledTensor, change: Change) -> ScaledTensor:
         """The second pass over one tensor, of its codes before, its values with the change, float32, and these rounded
-        to nearest: the last, or what "feedback" gives.
-
-        Raises:
-            ValueError: the moments are not of the weight's columns, or not valid.
-        """
+        to nearest: the last, or what "feedback" gives. Raises ValueError where the moments are not of the weight's
+        columns, or not valid."""
         if (
             self.rounding != "feedback"
             or change.a is None

@@ -162,11 +162,7 @@ class Activations:
     def _of_moments(
         self, written: Mapping[str, list[Choice]], quantized: Mapping[str, Choice]
     ) -> dict[str, list[Choice]]:
-        """Static scales of inputs that a scheme asks for and the source has not.
-
-        Raises:
-            ValueError: nothing tells the largest magnitude of any.
-        """
+        """Static scales of inputs that a scheme asks for and the source has not."""
         made: dict[str, list[Choice]] = {}
         missing = []
         for name, weight in quantized.items():

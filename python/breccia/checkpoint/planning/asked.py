@@ -106,11 +106,7 @@ class Asked:
 
     def inputs(self, module: str, recipe: ScalingRecipe, strict: bool = True) -> Activations | Unsaid | None:
         """How the inputs of a layer whose weight is written in a recipe are to be quantized; `UNSAID` where nothing is
-        asked, and where it cannot be unless ``strict``.
-
-        Raises:
-            ValueError: the inputs of such weights cannot be quantized so.
-        """
+        asked, and where it cannot be unless ``strict``."""
         rule = self.rule(module)
         if rule is not None and rule.inputs is not UNSAID:
             return rule.inputs
@@ -187,11 +183,7 @@ def asked_of(
     amax: str | os.PathLike[str] | None,
 ) -> Asked | None:
     """What arguments of `breccia.checkpoint.convert` ask; None where they ask nothing. ``rules`` come before those of
-    the scheme.
-
-    Raises:
-        TypeError, ValueError: an argument is not of its form; the message names it.
-    """
+    the scheme. Raises TypeError or ValueError where an argument is not of its form; the message names it."""
     if scheme is None and not rules and kv is None and activations is None:
         if amax is not None:
             raise ValueError("amax must be left out where no static scales of inputs are asked for")

@@ -115,11 +115,7 @@ def plan_bits(
 
 def spread(groups: Sequence[Group], bits: float) -> list[Option]:
     """Choose an option of each group, for the least sum of errors that the bits allow, but for what the last step that
-    does not fit would have saved.
-
-    Raises:
-        ValueError: the least options take more.
-    """
+    does not fit would have saved. Raises ValueError where the least options take more."""
     hulls = [_hull(group.options) for group in groups]
     weights = sum(group.weights for group in groups)
     used = sum(hull[0].bits for hull in hulls)

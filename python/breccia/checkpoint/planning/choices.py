@@ -169,11 +169,7 @@ def has_one_level(found: Found, target: Target) -> bool:
 
 
 def choose(found: Found, target: Target) -> Choice:
-    """What to do with one tensor.
-
-    Raises:
-        ValueError: its name cannot be written in the target's format.
-    """
+    """What to do with one tensor. Raises ValueError where its name cannot be written in the target's format."""
     if found.format == "plain" and not is_float(found):
         return _copy(found, target)
     if target.float_dtype:
@@ -357,11 +353,7 @@ def _why(found: Found, recipe: ScalingRecipe, error: ValueError) -> str:
 
 
 def requantized(found: Found, action: str, recipe: ScalingRecipe, target: Target) -> Choice:
-    """A tensor that is quantized again to its own recipe.
-
-    Raises:
-        ValueError: its shape or name does not suit them.
-    """
+    """A tensor that is quantized again to its own recipe."""
     return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
 
 
@@ -376,11 +368,8 @@ def _outputs(
 def target_parts(
     target: Target, name: str, scaled: ScaledTensor | OutsideTensor
 ) -> tuple[dict[str, Part], dict[str, str]]:
-    """Stored tensors by full name, and entries of the header's metadata.
-
-    Raises:
-        ValueError: the format has no place for such a tensor.
-    """
+    """Stored tensors by full name, and entries of the header's metadata. Raises ValueError where the format has no
+    place for such a tensor."""
     bridge, module = target.bridge, name.removesuffix(".weight")
     if not isinstance(scaled, ScaledTensor):
         return bridge.stored(name, scaled, Place(False, target.model, target.spell))

@@ -57,11 +57,7 @@ class Importance(DataFile):
 
     def of(self, name: str, shape: Sequence[int]) -> Array | None:
         """The importance of a tensor's columns, float32: (K,), or (E, K) for stacked experts; None where the file has
-        none.
-
-        Raises:
-            ValueError: the file has that of another number of columns.
-        """
+        none. Raises ValueError where the file has that of another number of columns."""
         found = self._layers.diagonals(name, shape)
         if found is None:
             return None

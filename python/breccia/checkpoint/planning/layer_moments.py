@@ -42,11 +42,8 @@ class LayerMoments:
         self.used: set[str] = set()
 
     def of(self, name: str, shape: Sequence[int], expert: int | None = None) -> Moments | None:
-        """The moments of the input of a matrix, of which (E, N, K) has E; None where there are none.
-
-        Raises:
-            ValueError: there are some, of another number of columns or experts.
-        """
+        """The moments of the input of a matrix, of which (E, N, K) has E; None where there are none. Raises ValueError
+        where there are some, of another number of columns or experts."""
         if expert is None:
             return self._of_one(name, shape[-1])
         if (stack := self._of_all(name, shape)) is not None:
@@ -56,11 +53,7 @@ class LayerMoments:
 
     def diagonals(self, name: str, shape: Sequence[int]) -> Moments | None:
         """``diag`` and ``count`` of a tensor (…, N, K), of each of its experts or one for all; None where there are
-        none.
-
-        Raises:
-            ValueError: there are some, of another number of columns or experts.
-        """
+        none. Raises ValueError where there are some, of another number of columns or experts."""
         if len(shape) < 3:
             return self._of_one(name, shape[-1])
         if (stack := self._of_all(name, shape)) is not None:
@@ -156,11 +149,7 @@ class LayerMoments:
 
     def _fitting(self, found: Moments, name: str, shape: Sequence[int]) -> Moments:
         """Moments of shape (K,), or (E, K), where they may be one for all; E is 0 where any number will do. Of a file
-        of means they may be one expert after the other.
-
-        Raises:
-            ValueError: they have another.
-        """
+        of means they may be one expert after the other. Raises ValueError where they have another."""
         columns, experts = shape[-1], shape[0] if len(shape) == 2 else None
         each, rest = divmod(found.diag.size, columns)
         if experts is not None and found.diag.ndim == 1 and not rest and each > 1 and experts in (0, each):

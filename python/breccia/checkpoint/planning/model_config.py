@@ -37,11 +37,7 @@ class Config(NamedTuple):
 
 
 def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> Config:
-    """What is to be said of a model that is written.
-
-    Raises:
-        ValueError: the format cannot say it.
-    """
+    """What is to be said of a model that is written. Raises ValueError where the format cannot say it."""
     config = json.loads(json.dumps(checkpoint.config))
     for place in (config, config.get("text_config"), config.get("language_config")):
         if isinstance(place, dict):

@@ -18,11 +18,7 @@ _NO_NAME = ""  # a pattern that matches nothing
 
 
 def check_names(found: Iterable[Found], target: Target) -> None:
-    """Whether each of the target's patterns matches a tensor's name.
-
-    Raises:
-        ValueError: one matches none.
-    """
+    """Whether each of the target's patterns matches a tensor's name. Raises ValueError where one matches none."""
     names = [one.name for one in found]
     for option, patterns in (("include", target.include), ("exclude", target.exclude)):
         for pattern in patterns:
@@ -34,11 +30,8 @@ def check_names(found: Iterable[Found], target: Target) -> None:
 
 
 def check_effects(found: list[Found], target: Target, choose: Callable[[Found, Target], Choice]) -> None:
-    """Whether each of the target's patterns, without the others, changes what is written.
-
-    Raises:
-        ValueError: one changes nothing.
-    """
+    """Whether each of the target's patterns, without the others, changes what is written. Raises ValueError where one
+    changes nothing."""
     for pattern in target.include:
         one, none = (replace(target, include=(some,), exclude=()) for some in (pattern, _NO_NAME))
         _check(found, "include", pattern, one, none, choose)

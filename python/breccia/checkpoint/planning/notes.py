@@ -17,11 +17,8 @@ __all__ = ["check_group_size", "of_experts", "of_group_size", "of_levels", "of_n
 
 
 def check_group_size(target: Target, choices: list[Choice]) -> None:
-    """Whether a size of groups that was asked for divides anything.
-
-    Raises:
-        ValueError: tensors are left as they are, all for its sake.
-    """
+    """Whether a size of groups that was asked for divides anything. Raises ValueError where tensors are left as they
+    are, all for its sake."""
     size = target.group_size
     if not isinstance(size, int) or any(choice.action in QUANTIZED for choice in choices):
         return

@@ -117,11 +117,7 @@ class Planner:
         self.choices: list[Choice] = []
 
     def plan(self, destination: Path, folder: bool = False) -> Plan:
-        """What is to be done; ``folder``: the destination's spelling says that it is a directory.
-
-        Raises:
-            ValueError: a tensor, or what was asked for, has no place in the target.
-        """
+        """What is to be done; ``folder``: the destination's spelling says that it is a directory."""
         checkpoint, target = self.checkpoint, self.target
         container = target.bridge.container
         if folder and container.whole:

@@ -87,22 +87,16 @@ class Request:
         damp: float | None = None,
         unmarked: str | None = None,
     ) -> Request:
-        """The arguments of `breccia.checkpoint.convert`.
-
-        Raises:
-            TypeError, ValueError: one is not of its form, or does not go with the others.
-        """
+        """The arguments of `breccia.checkpoint.convert`. Raises TypeError or ValueError where one is not of its form,
+        or does not go with the others."""
         asked = asked_of(scheme, rules, kv, activations, amax)
         patterns = patterns_of(include, "include"), patterns_of(exclude, "exclude")
         rounding = Rounding(imatrix, moments, method, order, damp)
         return cls(to, *patterns, scale_search, group_size, asked, rounding, unmarked)
 
     def target(self, device: Device = Device()) -> Target:  # noqa: B008
-        """What is to be written.
-
-        Raises:
-            TypeError, ValueError: there is none of that name, or no format of quantized layers for what is asked.
-        """
+        """What is to be written. Raises TypeError or ValueError where there is none of that name, or no format of
+        quantized layers for what is asked."""
         target = parse_target(
             self.to,
             scale_search=self.scale_search,
@@ -118,11 +112,8 @@ class Request:
 
     @contextlib.contextmanager
     def opened(self, source: Path, target: Target) -> Iterator[tuple[Checkpoint, Target]]:
-        """The source, and the target with the data that weights are rounded by, for a while.
-
-        Raises:
-            ValueError: the source, or a file of data, is not valid.
-        """
+        """The source, and the target with the data that weights are rounded by, for a while. Raises ValueError where
+        the source, or a file of data, is not valid."""
         with contextlib.closing(Checkpoint(source, mapped=False, unmarked=self.unmarked)) as checkpoint:
             target = self.rounding.on(target, checkpoint)
             try:

@@ -75,11 +75,8 @@ class Rounding:
             raise ValueError(f"damp must be from 0 to 1, got {self.damp!r}")
 
     def on(self, target: Target, checkpoint: Checkpoint) -> Target:
-        """A target with the data, which is looked up by the names of the source, and the method.
-
-        Raises:
-            ValueError: the file is not valid.
-        """
+        """A target with the data, which is looked up by the names of the source, and the method. Raises ValueError
+        where the file is not valid."""
         argument = "imatrix" if self.imatrix is not None else "moments"
         path = getattr(self, argument)
         if path is None:
@@ -92,11 +89,8 @@ class Rounding:
 
 
 def rounding_notes(target: Target, choices: Sequence[Choice]) -> list[str]:
-    """Tensors that are quantized without the data, or not by the method, that was asked for.
-
-    Raises:
-        ValueError: the method is none for the target's format.
-    """
+    """Tensors that are quantized without the data, or not by the method, that was asked for. Raises ValueError where
+    the method is none for the target's format."""
     importance = target.importance
     if importance is None:
         return []

@@ -80,11 +80,7 @@ class Target:
 
     def of(self, found: Found) -> Target:
         """What to write one tensor in, by the rule that matches it; without one, or where its rule keeps weights, the
-        recipe of ``--to``, and without that what the source has.
-
-        Raises:
-            ValueError: the format has not what the rule asks for.
-        """
+        recipe of ``--to``, and without that what the source has."""
         if self.asked is None:
             return self
         rules = ((name, self.asked.rule(name)) for name in names_of(found))  # those of all experts in one, too
@@ -158,12 +154,7 @@ def parse_target(
     argument: str = "--to",
 ) -> Target:
     """A target as the command line spells it: ``bf16``, ``nvfp4:mse``, ``modelopt`` or ``modelopt:fp8``. Where rules
-    say what layers become, options are for their recipes, as far as these have them.
-
-    Raises:
-        TypeError: it is no string, or patterns are no list of strings.
-        ValueError: there is none of that name, or it has no such option.
-    """
+    say what layers become, options are for their recipes, as far as these have them."""
     if not isinstance(spelled, str):
         raise TypeError(f"to must be the name of a recipe or a format, such as 'nvfp4', got {spelled!r}")
     patterns: dict[str, Any] = {

@@ -28,11 +28,7 @@ _PROJECTIONS = {short: long for long, short in _MIXTRAL.items()}
 
 def gathered(found: list[Found], target: Target) -> list[Found]:
     """Experts of a layer as the format's readers want them: in one tensor, gates apart from others, or as those of a
-    GGUF file's model.
-
-    Raises:
-        ValueError: some of a layer stay apart, for which GGUF has no name.
-    """
+    GGUF file's model. Raises ValueError where some of a layer stay apart, for which GGUF has no name."""
     names, readers = target.names, target.bridge.readers
     if names is None:
         apart = readers.gates_apart and target.model.get("model_type") == "gpt_oss"
@@ -97,11 +93,7 @@ def stack(tensors: list[Any]) -> Any:
 
 
 def apart(found: list[Found]) -> list[Found]:
-    """All experts of a layer one by one, under the names of Hugging Face's checkpoints.
-
-    Raises:
-        ValueError: there are more than any model has.
-    """
+    """All experts of a layer one by one, under the names of Hugging Face's checkpoints."""
     result: list[Found] = []
     count = sum(one.shape[0] for one in found if len(one.shape) == 3 and _ALL.fullmatch(one.name))
     if count > MAX_EXPERTS:

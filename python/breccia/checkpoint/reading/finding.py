@@ -29,11 +29,7 @@ def stored_bytes(found: Found, entries: Mapping[str, Entry]) -> int:
 
 def check_shape(found: Found, entries: Mapping[str, Entry]) -> None:
     """Check that a shape fits the stored bytes. No format has more than 8 elements a byte: a header that claims more
-    would make the reader reserve memory and disk for nothing.
-
-    Raises:
-        ValueError: it does not.
-    """
+    would make the reader reserve memory and disk for nothing. Raises ValueError where it does not."""
     nbytes = stored_bytes(found, entries)
     for role, name in found.parts.items():
         if entries[name].dtype == "C64":
@@ -83,11 +79,7 @@ class Finder:
         self.troubles: dict[str, str] = {}
 
     def find(self, files: Sequence[WeightFile]) -> None:
-        """Find all tensors of the files.
-
-        Raises:
-            ValueError: a header's metadata is a format's and does not fit.
-        """
+        """Find all tensors of the files. Raises ValueError where a header's metadata is a format's and does not fit."""
         for file in files:
             for one in file.described():
                 self._take(one)

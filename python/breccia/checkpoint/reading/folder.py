@@ -28,11 +28,7 @@ def config_files() -> tuple[str, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        ValueError: it is not one.
-    """
+    """A JSON object from a file. Raises ValueError where it is not one."""
     return _parse(path, read_bounded(path, MAX_JSON)[0])
 
 
@@ -142,11 +138,7 @@ class Folder:
         return sorted(names)
 
     def check_index(self, home: Mapping[str, WeightFile]) -> None:
-        """Whether each tensor is in the file that the index says.
-
-        Raises:
-            ValueError: one is not.
-        """
+        """Whether each tensor is in the file that the index says. Raises ValueError where one is not."""
         for name, file in self._weights.items():
             if name not in home or home[name].path.name != file:
                 raise ValueError(
@@ -154,11 +146,7 @@ class Folder:
                 )
 
     def quantization(self) -> dict[str, Any]:
-        """What config.json says of quantization, empty where it says nothing.
-
-        Raises:
-            ValueError: it is not an object.
-        """
+        """What config.json says of quantization, empty where it says nothing."""
         for place in (self.config, self.config.get("text_config"), self.config.get("language_config")):
             if isinstance(place, dict):
                 for key in ("quantization_config", "compression_config", "quantization"):

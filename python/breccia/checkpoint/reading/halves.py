@@ -52,11 +52,7 @@ class ExpertsApart:
 
 
 def halves(found: Iterable[Found], names: Names) -> list[Found]:
-    """Tensors as the format has them.
-
-    Raises:
-        ValueError: a shape does not fit config.json.
-    """
+    """Tensors as the format has them. Raises ValueError where a shape does not fit config.json."""
     result: list[Found] = []
     for one in found:
         cuts = names.cuts(one.name)

@@ -184,11 +184,7 @@ class ByName(Mapping[str, Found]):
 
 
 def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
-    """What bridges found, and every stored tensor that is not taken, each in the place of its first part.
-
-    Raises:
-        ValueError: there are more experts than any model has.
-    """
+    """What bridges found, and every stored tensor that is not taken, each in the place of its first part."""
     listed = apart([_named(one) for one in found])
     owners: dict[str, list[int]] = {}
     for i, one in enumerate(listed):

@@ -56,11 +56,7 @@ def together(checkpoint: Checkpoint, found: Found) -> int:
 def rows_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tensor:
     """Rows from one multiple of `together` to another, or the last, of a matrix, or matrices of a batch: as
     `Checkpoint.load` gives them, but that a plain tensor is as the file has it. A checkpoint that is not mapped reads
-    no more than it must.
-
-    Raises:
-        ValueError: the tensor's bytes do not fit; the message names it.
-    """
+    no more than it must. Raises ValueError where the tensor's bytes do not fit; the message names it."""
     runs = _runs(checkpoint, found)
     if runs is None:
         whole: Tensor = _cut(checkpoint.load(found), start, stop)

@@ -345,11 +345,7 @@ class Checkpoint:
 def assemble(
     found: Found, parts: dict[str, np.ndarray[Any, Any]]
 ) -> ScaledTensor | OutsideTensor | np.ndarray[Any, Any]:
-    """A logical tensor of its stored ones, by role.
-
-    Raises:
-        ValueError: they do not fit.
-    """
+    """A logical tensor of its stored ones, by role. Raises ValueError where they do not fit."""
     if list(found.parts.values()).count(found.parts.get("global_scale", "")) > 1:
         del parts["global_scale"]  # a second name for a role of the format's own
     return bridges.bridge(found.format).open(parts, found)

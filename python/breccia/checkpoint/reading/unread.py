@@ -18,11 +18,8 @@ _TABLE = re.compile(r".*(\bbias|masked_bias|mask|position_ids|_index|_ids|_table
 
 
 def check_all_is_read(checkpoint: Checkpoint, found: Iterable[Found]) -> None:
-    """Refuse a checkpoint whose quantized tensors, of those found in it, are not all understood.
-
-    Raises:
-        ValueError: one is not; the message names it, what it looks like, and the method config.json names.
-    """
+    """Refuse a checkpoint whose quantized tensors, of those found in it, are not all understood. Raises ValueError
+    where one is not; the message names it, what it looks like, and the method config.json names."""
     method = checkpoint.quantization.get("quant_method")
     unread = [one for one in found if _unread(one, bool(method))]
     if not unread:

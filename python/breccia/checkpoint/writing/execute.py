@@ -53,11 +53,7 @@ def execute(
 ) -> int:
     """Write one tensor; gives how many of its numbers are infinite or NaN, none of codes that are kept. Adds by its
     name how far new codes are from what was read to ``losses``, and what became of it where GPTQ rounded it to
-    ``rounded``.
-
-    Raises:
-        ValueError: its bytes do not fit its format; the message names it.
-    """
+    ``rounded``. Raises ValueError where its bytes do not fit its format; the message names it."""
     found = choice.found
     bad: list[int] = []
     match choice.action:

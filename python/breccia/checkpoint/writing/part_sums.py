@@ -36,11 +36,7 @@ def write(folder: Path, kept: dict[str, Done], summed: bool) -> None:
 
 
 def read(place: Path, wanted: bool) -> dict[str, Done]:
-    """What `write` wrote in a part's directory.
-
-    Raises:
-        ValueError: that is not what is there, or it is nothing and checksums are ``wanted``.
-    """
+    """What `write` wrote in a part's directory."""
     path = place / _NAME
     raw = read_bounded(path, _MOST)[0] if path.is_file() else b""
     if raw[:8] != b"%08x" % zlib.crc32(raw[8:]):
@@ -52,11 +48,8 @@ def read(place: Path, wanted: bool) -> dict[str, Done]:
 
 
 def check_source(checkpoint: Checkpoint, parts: OfParts, threads: int) -> None:
-    """Whether what parts read is what is there.
-
-    Raises:
-        ValueError: it is not; the message names a tensor and a part.
-    """
+    """Whether what parts read is what is there. Raises ValueError where it is not; the message names a tensor and a
+    part."""
     pieces: dict[tuple[str, int, int], tuple[int, Path]] = {}
     for (place, _), done in parts.items():
         for name, start, stop, crc in done.read:
@@ -80,11 +73,8 @@ def check_source(checkpoint: Checkpoint, parts: OfParts, threads: int) -> None:
 
 
 def check_written(writer: PlannedWriter, wrote: Sums, threads: int) -> None:
-    """Whether a part's file has the bytes that were written to it.
-
-    Raises:
-        ValueError: it has not; the message names a tensor.
-    """
+    """Whether a part's file has the bytes that were written to it. Raises ValueError where it has not; the message
+    names a tensor."""
 
     def look(name: str, _: Any) -> None:
         if not writer.has(name, wrote):

@@ -298,11 +298,7 @@ class _Parts(Job):
         return self.folder / f"{part}-of-{self.parts}"
 
     def _there(self, part: int) -> bool:
-        """Whether a part is complete.
-
-        Raises:
-            ValueError: it is one of another source or target.
-        """
+        """Whether a part is complete. Raises ValueError where it is one of another source or target."""
         place = self._place(part)
         if not os.path.lexists(place):
             return False

@@ -49,11 +49,8 @@ class Done(NamedTuple):
         return cls(Sums(read), Sums(wrote), not_finite, lost, rounded)
 
     def add(self, other: Done) -> None:
-        """Take in what is known of others.
-
-        Raises:
-            ValueError: something was read for both, and had other bytes for one than for the other.
-        """
+        """Take in what is known of others. Raises ValueError where something was read for both, and had other bytes for
+        one than for the other."""
         self.read.merge(other.read)
         self.wrote.merge(other.wrote)
         self.not_finite.update(other.not_finite)
@@ -73,13 +70,8 @@ def names_folder(destination: str | os.PathLike[str]) -> bool:
 
 def check_destination(destination: Path, *sources: str | os.PathLike[str], force: bool | None = None) -> None:
     """Whether something may be written there; what is there gives way with ``force``, None where that cannot be asked
-    for.
-
-    Raises:
-        ValueError: it is inside of a source, or would replace one.
-        FileExistsError: it is there.
-        FileNotFoundError: it is there, and a source is not.
-    """
+    for. Raises ValueError where it is inside of a source, or would replace one, FileExistsError where it is there,
+    FileNotFoundError where it is there, and a source is not."""
     place = destination.resolve()
     for source in map(Path, sources):
         if source.is_dir() and source.resolve() in place.parents:
@@ -102,11 +94,7 @@ class ReplaceError(ValueError):
 
 def check_replaceable(destination: Path, directory: bool) -> None:
     """Whether a new output, a directory or a file, may take the place of what is there: nothing, or a file or a
-    directory with a checkpoint.
-
-    Raises:
-        ReplaceError: it may not.
-    """
+    directory with a checkpoint. Raises ReplaceError where it may not."""
     if not os.path.lexists(destination):
         return
     if destination.is_symlink() or destination.is_dir() != directory or not (directory or destination.is_file()):
@@ -240,11 +228,8 @@ class Work:
             disk.made.reset(token)
 
     def check(self) -> None:
-        """Whether the output consists of the files that were noted, as they were then.
-
-        Raises:
-            ValueError: a file is missing, another one, or too many; or the work is another process's now.
-        """
+        """Whether the output consists of the files that were noted, as they were then. Raises ValueError where a file
+        is missing, another one, or too many; or the work is another process's now."""
         if self._lock is None or not self._lock.holds():
             raise ValueError(f"{self.path} must be this conversion's alone, another program removed it meanwhile")
         for path, (inode, size, changed, _) in self.made.items():

@@ -24,10 +24,7 @@ def methods() -> list[str]:
 
 
 def scheme_of(said: Said) -> ModelScheme:
-    """The scheme of a checkpoint by its ``quant_method``; by its tensors alone where that is not known.
-
-    Raises:
-        ValueError: the configuration is not of its method's form.
-    """
+    """The scheme of a checkpoint by its ``quant_method``; by its tensors alone where that is not known. Raises
+    ValueError where the configuration is not of its method's form."""
     method = str(said.quantization.get("quant_method", ""))
     return _READERS.get(method, others.scheme)(said)

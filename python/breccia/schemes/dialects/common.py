@@ -44,11 +44,7 @@ class Said:
 
 
 def names(value: Any, what: str) -> list[str]:
-    """A list of strings of JSON; none where there is nothing.
-
-    Raises:
-        ValueError: it is another value.
-    """
+    """A list of strings of JSON; none where there is nothing. Raises ValueError where it is another value."""
     if value is None:
         return []
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):

@@ -38,11 +38,7 @@ _READ = {"quant_method", "format", "ignore", "config_groups", "kv_cache_scheme",
 
 
 def scheme(said: Said) -> ModelScheme:
-    """The scheme that ``quantization_config`` describes.
-
-    Raises:
-        ValueError: it is not of its form.
-    """
+    """The scheme that ``quantization_config`` describes."""
     told = said.quantization
     rules = skipped(target(one) for one in names(told.get("ignore"), "compressed-tensors: ignore"))
     ranked: list[tuple[int, str, Rule]] = []

@@ -25,11 +25,7 @@ _READ |= {"scale_fmt", "activation_scale_ub"}
 
 
 def scheme(said: Said) -> ModelScheme:
-    """The scheme that ``quantization_config`` describes.
-
-    Raises:
-        ValueError: it is not of its form.
-    """
+    """The scheme that ``quantization_config`` describes."""
     told = said.quantization
     left = names(told.get("modules_to_not_convert") or told.get("ignored_layers"), "modules_to_not_convert")
     rules = skipped(map(component, left))

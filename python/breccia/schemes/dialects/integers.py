@@ -17,11 +17,7 @@ METHODS = ("gptq", "awq", "auto-round", "bitsandbytes")
 
 
 def scheme(said: Said) -> ModelScheme:
-    """The scheme that ``quantization_config`` describes.
-
-    Raises:
-        ValueError: it is not of its form.
-    """
+    """The scheme that ``quantization_config`` describes."""
     told, method = said.quantization, str(said.quantization.get("quant_method"))
     rules = {"gptq": _gptq, "awq": _awq, "auto-round": _auto_round, "bitsandbytes": _bitsandbytes}[method](told)
     return ModelScheme(tuple(rules), None, (), method, json.dumps(dict(told)))

@@ -68,11 +68,7 @@ _CACHES = {
 
 
 def scheme(said: Said) -> ModelScheme:
-    """The scheme that ``quant_algo`` names.
-
-    Raises:
-        ValueError: the algorithm is not known, or a field has another form.
-    """
+    """The scheme that ``quant_algo`` names."""
     told = said.quantization
     excluded = names(told.get("exclude_modules") or told.get("ignore"), "modelopt: exclude_modules")
     algorithm = str(told.get("quant_algo") or "").upper()

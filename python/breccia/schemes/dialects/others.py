@@ -24,11 +24,7 @@ _TORCHAO = dict.fromkeys(("._weight_act_per_tensor_scale", "._weight_act_quant_s
 
 
 def scheme(said: Said) -> ModelScheme:
-    """The scheme of a checkpoint.
-
-    Raises:
-        ValueError: its configuration is not of its form.
-    """
+    """The scheme of a checkpoint."""
     told = said.quantization
     method = str(told.get("quant_method", "mlx" if "bits" in told else ""))
     if method == "breccia":

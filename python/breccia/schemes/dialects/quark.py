@@ -50,11 +50,7 @@ _READ |= {"kv_cache_quant_config"}
 
 
 def scheme(said: Said) -> ModelScheme:
-    """The scheme that ``quantization_config`` describes.
-
-    Raises:
-        ValueError: it is not of its form.
-    """
+    """The scheme that ``quantization_config`` describes."""
     told = said.quantization
     rules = skipped(_excluded(one) for one in names(told.get("exclude"), "quark: exclude"))
     for key, kind in (("layer_quant_config", "glob"), ("layer_type_quant_config", "class")):
