@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,17 +86,7 @@ def to_torch(array: Array) -> Any:
 def in_torch(made: ScaledTensor, device: Any, recipe: ScalingRecipe | str | None) -> ScaledTensor:
     """A tensor read from torch's buffers, back in torch and on their device, with another recipe's name if
     one is given."""
-    if recipe is not None:
-        made = ScaledTensor(
-            made.data,
-            made.scale,
-            resolve(recipe),
-            made.layout,
-            made.zero_point,
-            global_scale=made.global_scale,
-            shape=made.shape,
-        )
-    made = made.to("torch")
+    made = (made if recipe is None else dataclasses.replace(made, recipe=resolve(recipe))).to("torch")
     return made if device is None or str(device) == "cpu" else made.to(device)
 
 
@@ -139,16 +130,26 @@ def get_matrix(parts: Mapping[str, Any], name: str, bridge: str) -> Array:
     return array
 
 
+def _inverse(guess: Array, function: Callable[[Array], Array], x: Array) -> Array:
+    """The float32 numbers, a guess or a neighbour of it, of which ``function`` is ``x``; the guess where none is."""
+    guess = np.asarray(guess, np.float32)
+    for other in (np.nextafter(guess, np.float32(0)), np.nextafter(guess, np.float32(np.inf))):
+        guess = np.where((function(other) == x) & (function(guess) != x), other, guess)
+    return guess
+
+
 def reciprocal(x: Array) -> Array:
     """The float32 numbers whose own reciprocals are ``x``, so that the two forms of a global scale turn
     into each other; 1 / x where there is none (above a power of two and below the next, up to half of the
     numbers have none)."""
     with np.errstate(divide="ignore", over="ignore"):  # 1 / 0 and 1 / a subnormal number are infinite
-        result: Array = np.float32(1) / x
-        for other in (np.nextafter(result, np.float32(0)), np.nextafter(result, np.float32(np.inf))):
-            better = (np.float32(1) / other == x) & (np.float32(1) / result != x)
-            result = np.where(better, other, result)
-    return np.asarray(result, np.float32)
+        return _inverse(np.float32(1) / x, lambda number: np.float32(1) / number, x)
+
+
+def amax_of_scale(second: Array) -> Array:
+    """The amax that programs divide by 448 · 6 to get a global scale, a multiplier, of NVFP4."""
+    exact = np.float32(448 * 6)
+    return _inverse(second * exact, lambda amax: amax / exact, second)
 
 
 def global_scale(scaled: ScaledTensor, form: str) -> Array | None:

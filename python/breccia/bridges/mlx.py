@@ -9,7 +9,7 @@ size: config.json says both, for single modules too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from breccia.bridges.checks import check_axes, float_name
 from breccia.bridges.common import (
     STORED_SCALES,
     Array,
+    amax_of_scale,
     as_numpy,
     codes,
     float32,
@@ -177,40 +178,25 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
     recipe = scaled.recipe
     if isinstance(recipe, INT4Scaling) or (isinstance(recipe, INT8Scaling) and carries(recipe)):
         return _to_affine(scaled)
-    if isinstance(recipe, MXFP8BlockScaling) and recipe.fp8_format == "E4M3":
-        data = codes(scaled.data, "data")
-        shape = (*data.shape[:-1], data.shape[-1] // 4)
-        return {
-            "weight": Part("U32", shape, lambda: from_words(data, "<u4")),
-            "scales": part(codes(scaled.scale, "scale"), "U8"),
-        }
-    if isinstance(recipe, (MXFP4BlockScaling, NVFP4BlockScaling)):
-        result = {
-            "weight": Part("U32", _words_shape(scaled), lambda: from_words(packed_codes(scaled), "<u4")),
-            "scales": part(codes(scaled.scale, "scale"), "U8"),
-        }
-        if scaled.global_scale is not None:
-            number = () if scaled.ndim < 3 else scaled.shape[:-2]
-            result["global_scale"] = Part("F32", number, lambda: _amax(scaled).reshape(number))
-        return result
-    raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
+    if not carries(recipe):
+        raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
+    def words_of() -> Array:
+        eight = isinstance(recipe, MXFP8BlockScaling)
+        return from_words(codes(scaled.data, "data") if eight else packed_codes(scaled), "<u4")
 
-def _amax(scaled: ScaledTensor) -> Array:
-    second = global_scale(scaled, "multiplier")
-    assert second is not None
-    exact = np.float32(448 * 6)
-    first = np.asarray(second * exact, np.float32)
-    for candidate in (np.nextafter(first, np.float32(0)), np.nextafter(first, np.float32(np.inf))):
-        better = (candidate / exact == second) & (first / exact != second)
-        first = np.where(better, candidate, first)
-    if scaled.ndim < 3:
-        return np.asarray(first.reshape(()), np.float32)
-    return np.asarray(np.broadcast_to(first.reshape(-1), (first.size,)), np.float32)
+    result = {
+        "weight": Part("U32", _words_shape(scaled), words_of),
+        "scales": part(codes(scaled.scale, "scale"), "U8"),
+    }
+    if (second := global_scale(scaled, "multiplier")) is not None:
+        number = () if scaled.ndim < 3 else scaled.shape[:-2]
+        result["global_scale"] = Part("F32", number, lambda: amax_of_scale(second).reshape(number))
+    return result
 
 
 def _words_shape(scaled: ScaledTensor) -> tuple[int, ...]:
-    each = 4 if isinstance(scaled.recipe, INT8Scaling) else 8
+    each = 4 if isinstance(scaled.recipe, (INT8Scaling, MXFP8BlockScaling)) else 8
     return (*scaled.shape[:-1], -(-scaled.shape[-1] // each))
 
 
@@ -391,11 +377,6 @@ def _numbers(recipe: ScalingRecipe) -> dict[str, Any]:
             return {"group_size": getattr(recipe, "group_size", 64), "bits": bits, "mode": "affine"}
 
 
-def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor:
-    said = found.record(Details)
-    return from_mlx(parts, mode=said.mode, bits=said.bits)
-
-
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("mlx-lm",),
@@ -413,7 +394,7 @@ BRIDGE = FileFormat(
     ),
     find=find,
     row_axis=0,
-    read=_read,
+    read=lambda parts, found: from_mlx(parts, **asdict(found.record(Details))),
     carries=carries,
     why_not=why_not,
     keeps=lambda found: found.kind.startswith("affine"),

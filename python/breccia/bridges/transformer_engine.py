@@ -15,6 +15,7 @@ import numpy as np
 
 from breccia.bridges.common import (
     Array,
+    amax_of_scale,
     as_numpy,
     check_upright,
     codes,
@@ -244,7 +245,7 @@ def _amax_of(scaled: ScaledTensor) -> Array:
     second = np.ones((), np.float32) if second is None else second
     if second.size != 1:
         raise ValueError(f"global_scale must be one number for {NAME}, got shape {second.shape}")
-    return _amax(second)
+    return amax_of_scale(second.reshape(1))
 
 
 def _float_scale(scale: Array) -> Array:
@@ -253,16 +254,6 @@ def _float_scale(scale: Array) -> Array:
     from breccia.formats import decode
 
     return decode(codes(scale, "scale"), "float8_e8m0fnu")
-
-
-def _amax(second: Array) -> Array:
-    """The amax that TransformerEngine divides by 448 · 6 to get ``second``."""
-    exact = np.float32(448 * 6)
-    first = np.asarray(second.reshape(1) * exact, np.float32)
-    for candidate in (first, np.nextafter(first, np.float32(0)), np.nextafter(first, np.float32(np.inf))):
-        if candidate[0] / exact == second.reshape(())[()]:
-            return np.asarray(candidate, np.float32)
-    return first
 
 
 def _padded(scale: Array, rows: int, columns: int) -> Array:

@@ -8,6 +8,7 @@ other layers of the same model.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -183,16 +184,7 @@ def _lost(scaled: ScaledTensor, scales: Any) -> int:
     raw = np.asarray(scaled.scale)
     one = raw.reshape(-1)[np.flatnonzero(~zero.reshape(-1))[0]]
     shown = np.where(zero, one, np.zeros((), raw.dtype)).astype(raw.dtype).reshape(raw.shape)
-    again = ScaledTensor(
-        scaled.data,
-        shown,
-        scaled.recipe,
-        scaled.layout,
-        scaled.zero_point,
-        global_scale=scaled.global_scale,
-        shape=scaled.shape,
-    )
-    return int(np.count_nonzero(verbs.dequantize(again)))
+    return int(np.count_nonzero(verbs.dequantize(dataclasses.replace(scaled, scale=shown))))
 
 
 def _missing(checkpoint: Checkpoint) -> list[str]:

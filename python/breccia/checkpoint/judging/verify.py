@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,58 +104,44 @@ def diagnose(reference: Any, tensor: ScaledTensor) -> str:
     return name
 
 
-def _with(tensor: ScaledTensor, **changes: Any) -> ScaledTensor:
-    fields = {"data": tensor.data, "scale": tensor.scale, "zero_point": tensor.zero_point}
-    fields |= {"global_scale": tensor.global_scale, **changes}
-    return ScaledTensor(
-        fields["data"],
-        fields["scale"],
-        tensor.recipe,
-        tensor.layout,
-        fields["zero_point"],
-        global_scale=fields["global_scale"],
-        shape=tensor.shape,
-    )
-
-
 def _reciprocal_scale(t: ScaledTensor, _: Any) -> Any:
     if t.scale.dtype.itemsize > 1:
-        return _with(t, scale=(1 / np.asarray(t.scale, np.float32)).astype(t.scale.dtype))
+        return replace(t, scale=(1 / np.asarray(t.scale, np.float32)).astype(t.scale.dtype))
     if getattr(t.recipe, "name", "").startswith("mx"):
-        return _with(t, scale=np.uint8(254) - codes(t.scale, "scale"))
+        return replace(t, scale=np.uint8(254) - codes(t.scale, "scale"))
     return None
 
 
 def _reciprocal_global_scale(t: ScaledTensor, _: Any) -> Any:
     if t.global_scale is None:
         return None
-    return _with(t, global_scale=(1 / np.asarray(t.global_scale, np.float32)).astype(np.float32))
+    return replace(t, global_scale=(1 / np.asarray(t.global_scale, np.float32)).astype(np.float32))
 
 
 def _swapped_nibbles(t: ScaledTensor, _: Any) -> Any:
     if not t.is_packed:
         return None
     data = codes(t.data, "data")
-    return _with(t, data=(data >> 4) | (data << 4))
+    return replace(t, data=(data >> 4) | (data << 4))
 
 
 def _transposed_scale(t: ScaledTensor, _: Any) -> Any:
     if t.scale.ndim != 2:
         return None
     flat = np.ascontiguousarray(t.scale).reshape(t.scale.shape[::-1])
-    return _with(t, scale=np.ascontiguousarray(flat.T))
+    return replace(t, scale=np.ascontiguousarray(flat.T))
 
 
 def _swizzled_scale(t: ScaledTensor, _: Any) -> Any:
     if t.scale.ndim != 2 or t.scale.dtype.itemsize > 1 or t.scale.shape[0] % 128 or t.scale.shape[1] % 4:
         return None
-    return _with(t, scale=unswizzle(codes(t.scale, "scale").reshape(-1), *t.scale.shape))
+    return replace(t, scale=unswizzle(codes(t.scale, "scale").reshape(-1), *t.scale.shape))
 
 
 def _unswizzled_twice(t: ScaledTensor, _: Any) -> Any:
     if t.scale.ndim != 2 or t.scale.dtype.itemsize > 1 or t.scale.shape[0] % 128 or t.scale.shape[1] % 4:
         return None
-    return _with(t, scale=swizzle(t.scale).reshape(t.scale.shape))
+    return replace(t, scale=swizzle(t.scale).reshape(t.scale.shape))
 
 
 def _wrong_global_scale(t: ScaledTensor, wanted: Any) -> Any:
@@ -169,7 +155,7 @@ def _zero_point(shift: int) -> Callable[[ScaledTensor, Any], Any]:
         if t.recipe.element not in ("int4", "uint4", "int8"):
             return None
         zero = np.zeros(t.scale.shape, np.float32) if t.zero_point is None else np.asarray(t.zero_point, np.float32)
-        return _with(t, zero_point=zero + np.float32(shift))
+        return replace(t, zero_point=zero + np.float32(shift))
 
     return undo
 
