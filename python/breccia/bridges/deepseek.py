@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -302,11 +302,6 @@ def config(written: Written) -> dict[str, Any]:
     return {"quantization_config": result, **experts}
 
 
-def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor:
-    said = found.record(Details)
-    return from_deepseek(parts, said.fp8_format, said.block_k)
-
-
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers"),
@@ -319,7 +314,7 @@ BRIDGE = FileFormat(
     sample=Sample(model={"model_type": "deepseek_v4"}),
     find=find,
     row_axis=0,
-    read=_read,
+    read=lambda parts, found: from_deepseek(parts, **asdict(found.record(Details))),
     carries=carries,
     model_knows=model_knows,
     lay_out=lay_out_for_checkpoint,

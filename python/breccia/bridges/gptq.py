@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -381,11 +381,6 @@ def _dynamic(first: ScalingRecipe, others: list[tuple[ScalingRecipe, list[str]]]
     return said
 
 
-def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor:
-    said = found.record(Details)
-    return from_gptq(parts, version=said.version, symmetric=said.symmetric)
-
-
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with GPTQModel"),
@@ -395,7 +390,7 @@ BRIDGE = FileFormat(
     find=find,
     refine=refine,
     row_axis=-1,
-    read=_read,
+    read=lambda parts, found: from_gptq(parts, **asdict(found.record(Details))),
     keeps=_keeps,
     carries=carries,
     lay_out=lay_out_for_checkpoint,

@@ -33,7 +33,7 @@ from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
-from breccia.layouts import PerBlockMN
+from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -210,6 +210,8 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return None
     parts = {"weight": weight.name, "weight_scale": name}
     findings: list[str] = []
+    form: tuple[str, tuple[int, ...], ScalingRecipe, Layout, str]
+    fp8 = FP8_DTYPES.get(weight.dtype, "")
     if prefix + "pre_quant_scale" in entries:
         findings.append("pre_quant_scale multiplies the layer's input: it stays a tensor of its own")
     if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
@@ -219,49 +221,25 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         parts["weight_scale_2"] = parts["global_scale"] = prefix + "weight_scale_2"
         if scale.shape != (*shape[:-1], shape[-1] // 16):
             findings.append(f"weight_scale {scale.shape} is not (..., N, K / 16): tiled (swizzled) scales?")
-        return _found(prefix, "nvfp4", parts, shape, NVFP4BlockScaling(), PerBlockMN(1, 16), "uint8", findings)
-    if context.get("quant_method") != NAME:  # whose names others have, too
+        form = "nvfp4", shape, NVFP4BlockScaling(), PerBlockMN(1, 16), "uint8"
+    elif context.get("quant_method") != NAME:  # whose names others have, too
         return None
-    if weight.dtype == "U8" and scale.dtype in FLOATS:
+    elif weight.dtype == "U8" and scale.dtype in FLOATS:
         check_axes(1, scale)
         shape = (*weight.shape[:-2], weight.shape[-2] * 2, weight.shape[-1])
         size = group_size_of(shape[-1], scale.shape[-1], name)
-        dtype = float_name(scale)
-        recipe = INT4Scaling(group_size=size, scale_dtype=scale_name(dtype))
-        return _found(prefix, "int4", parts, shape, recipe, row_blocks(size, shape[-1]), dtype, findings)
-    if weight.dtype not in FP8_DTYPES:
+        int4 = INT4Scaling(group_size=size, scale_dtype=scale_name(float_name(scale)))
+        form = "int4", shape, int4, row_blocks(size, shape[-1]), float_name(scale)
+    elif weight.dtype not in FP8_DTYPES:
         return None
-    fp8 = FP8_DTYPES[weight.dtype]
-    if scale.dtype in ("U8", "F8_E8M0"):
-        mx = MXFP8BlockScaling(fp8_format=fp8)
-        return _found(prefix, "mxfp8", parts, weight.shape, mx, PerBlockMN(1, 32), "uint8", findings, fp8)
-    recipe8, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, float_name(scale))
-    return _found(prefix, "fp8", parts, weight.shape, recipe8, layout, float_name(scale), findings, fp8)
-
-
-def _found(
-    prefix: str,
-    kind: str,
-    parts: dict[str, str],
-    shape: tuple[int, ...],
-    recipe: Any,
-    layout: Any,
-    dtype: str,
-    findings: list[str],
-    fp8_format: str | None = None,
-) -> Found:
-    return Found(
-        prefix + "weight",
-        NAME,
-        kind,
-        parts,
-        shape,
-        recipe,
-        layout,
-        dtype,
-        details=Details(fp8_format),
-        findings=tuple(findings),
-    )
+    elif scale.dtype in ("U8", "F8_E8M0"):
+        form = "mxfp8", weight.shape, MXFP8BlockScaling(fp8_format=fp8), PerBlockMN(1, 32), "uint8"
+    else:
+        recipe8, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, float_name(scale))
+        form = "fp8", weight.shape, recipe8, layout, float_name(scale)
+    kind, shape, recipe, layout, dtype = form
+    details, said = Details(fp8 or None), tuple(findings)
+    return Found(prefix + "weight", NAME, kind, parts, shape, recipe, layout, dtype, details=details, findings=said)
 
 
 def config(written: Written) -> dict[str, Any]:

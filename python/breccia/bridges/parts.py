@@ -64,28 +64,19 @@ def materialize(parts: Mapping[str, Part]) -> dict[str, Array]:
 LayOut = Callable[..., "dict[str, Part]"]
 
 
-def rows_only(lay_out: LayOut) -> LayOut:
-    """Decorates a bridge's ``lay_out(scaled)``: a transposed view has no place in a checkpoint. Raises TypeError where
-    ``scaled`` is no ScaledTensor, ValueError where it is a transposed view."""
+def rows_only(lay_out: LayOut, outside: bool = False) -> LayOut:
+    """Decorates a bridge's ``lay_out(scaled)``: a transposed view has no place in a checkpoint, nor has an
+    OutsideTensor, except ``outside``. The function raises what `check_upright` does."""
 
     @functools.wraps(lay_out)
     def checked(scaled: Any, **options: Any) -> dict[str, Part]:
-        check_upright(scaled)
+        check_upright(getattr(scaled, "scaled", scaled) if outside else scaled)
         return lay_out(scaled, **options)
 
     return checked
 
 
-def rows_or_outside(lay_out: LayOut) -> LayOut:
-    """`rows_only` where the format has a place for some OutsideTensors, too. Raises TypeError where ``scaled`` is
-    neither, ValueError where it is a transposed view."""
-
-    @functools.wraps(lay_out)
-    def checked(scaled: Any, **options: Any) -> dict[str, Part]:
-        check_upright(getattr(scaled, "scaled", scaled))  # that of an OutsideTensor
-        return lay_out(scaled, **options)
-
-    return checked
+rows_or_outside = functools.partial(rows_only, outside=True)
 
 
 class Cut(Protocol):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -175,21 +175,14 @@ def int8_recipe(
 
 
 def pack_int4(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
-    shape = scaled.shape
-    result = {
-        "weight_packed": Part("I32", (*shape[:-1], -(-shape[-1] // 8)), lambda: from_words(offset_codes(scaled))),
-        "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
-        "weight_shape": part(np.array(shape, np.int64), "I64"),
-    }
-    if scaled.zero_point is not None:
+    """Codes of 4 bits, and zero points packed along the rows."""
 
-        def zeros() -> Array:
-            zero = integer_zero_point(scaled)
-            assert zero is not None
-            return np.swapaxes(from_words(pack_nibbles(np.swapaxes(zero & 15, -1, -2))), -1, -2)
+    def zeros() -> Array:
+        zero = integer_zero_point(scaled)
+        assert zero is not None
+        return pack_nibbles(np.swapaxes(zero & 15, -1, -2))
 
-        result["weight_zero_point"] = Part("I32", (*shape[:-2], -(-shape[-2] // 8), scaled.scale.shape[-1]), zeros)
-    return result
+    return _in_words(scaled, scale, 8, lambda: offset_codes(scaled), zeros)
 
 
 def pack_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
@@ -199,22 +192,28 @@ def pack_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
     if scaled.layout.one_scale:
         scale = scale.reshape(1) if zero_point is None else spread(scale, shape)
     scale = scale[..., None] if scaled.layout.block == (1, 0) and scale.ndim < scaled.ndim else scale
+
+    def zeros() -> Array:
+        stored = codes(zero_point, "zero_point")
+        stored = spread(stored, shape) if stored.size == 1 else stored
+        return np.swapaxes(stored.reshape(scale.shape) ^ np.uint8(0x80), -1, -2)
+
+    return _in_words(scaled, scale, 4, lambda: codes(scaled.data, "data") ^ np.uint8(0x80), zeros)
+
+
+def _in_words(
+    scaled: ScaledTensor, scale: Array, each: int, data: Callable[[], Array], zeros: Callable[[], Array]
+) -> dict[str, Part]:
+    """The parts of integers of which a word has ``each``; ``zeros`` are turned, (…, groups, rows)."""
+    shape = scaled.shape
     result = {
-        "weight_packed": Part(
-            "I32", (*shape[:-1], -(-shape[-1] // 4)), lambda: from_words(codes(scaled.data, "data") ^ np.uint8(0x80))
-        ),
+        "weight_packed": Part("I32", (*shape[:-1], -(-shape[-1] // each)), lambda: from_words(data())),
         "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
         "weight_shape": part(np.array(shape, np.int64), "I64"),
     }
-    if zero_point is not None:
-
-        def zeros() -> Array:
-            stored = codes(zero_point, "zero_point")
-            stored = spread(stored, shape) if stored.size == 1 else stored
-            offset = stored.reshape(scale.shape) ^ np.uint8(0x80)
-            return np.swapaxes(from_words(np.ascontiguousarray(np.swapaxes(offset, -1, -2))), -1, -2)
-
-        result["weight_zero_point"] = Part("I32", (*shape[:-2], -(-shape[-2] // 4), scale.shape[-1]), zeros)
+    if scaled.zero_point is not None:
+        words_shape = (*shape[:-2], -(-shape[-2] // each), scale.shape[-1])
+        result["weight_zero_point"] = Part("I32", words_shape, lambda: np.swapaxes(from_words(zeros()), -1, -2))
     return result
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from breccia.bridges.common import SCALE_NAMES, Array, as_numpy, codes, float32, made, row_blocks
 from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.packing import unpack_nibbles
+from breccia.checkpoint.files.dtypes import DTYPES
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -50,13 +51,7 @@ PLAIN = {
 }
 HALVES = {"INT4": "int4", "UINT4": "uint4", "FLOAT4E2M1": "float4_e2m1fn"}
 FLOATS = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
-_CODES = {
-    "FLOAT8E4M3FN": "float8_e4m3fn",
-    "FLOAT8E5M2": "float8_e5m2",
-    "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
-    "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
-    "FLOAT8E8M0": "float8_e8m0fnu",
-}
+_CODES = {kind: DTYPES[stored].numpy for kind, stored in PLAIN.items() if stored.startswith("F8")}
 
 
 @dataclass(frozen=True)

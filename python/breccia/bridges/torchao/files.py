@@ -15,7 +15,14 @@ from breccia.bridges.contract import Place
 from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
-from breccia.bridges.torchao.inputs import STATIC, inputs_beside, quantizer_of_inputs, said_of_inputs
+from breccia.bridges.torchao.inputs import (
+    STATIC,
+    config_of,
+    inputs_beside,
+    quantizer_of_inputs,
+    said_of_inputs,
+    torch_dtype,
+)
 from breccia.bridges.torchao.parts import describe
 from breccia.bridges.torchao.reading import NAME, check_kind, dtype_name, float8, from_parts
 from breccia.bridges.written import INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
@@ -199,24 +206,16 @@ def _quantizer(recipe: ScalingRecipe) -> dict[str, Any]:
     """torchao's configuration of the same kind, in its JSON; what is left out has its default."""
     match recipe:
         case NVFP4BlockScaling():
-            return _object("NVFP4WeightOnlyConfig", 1)
+            return config_of("NVFP4WeightOnlyConfig", 1)
         case MXFP8BlockScaling() | MXFP6BlockScaling() | MXFP4BlockScaling():
-            return _object("MXDynamicActivationMXWeightConfig", 1)
+            return config_of("MXDynamicActivationMXWeightConfig", 1)
         case INT4Scaling():
-            group = _object("PerGroup", 1, group_size=recipe.group_size)
-            return _object("IntxWeightOnlyConfig", 2, weight_dtype=_dtype("int4"), granularity=group)
+            group = config_of("PerGroup", 1, group_size=recipe.group_size)
+            return config_of("IntxWeightOnlyConfig", 2, weight_dtype=torch_dtype("int4"), granularity=group)
         case INT8Scaling():
             size = recipe.group_size
-            granularity = _object("PerRow", 1) if size is None else _object("PerGroup", 1, group_size=size)
-            return _object("Int8WeightOnlyConfig", 2, granularity=granularity)
+            granularity = config_of("PerRow", 1) if size is None else config_of("PerGroup", 1, group_size=size)
+            return config_of("Int8WeightOnlyConfig", 2, granularity=granularity)
         case _:
             name = "float8_e5m2" if recipe.element == "float8_e5m2" else "float8_e4m3fn"
-            return _object("Float8WeightOnlyConfig", 2, weight_dtype=_dtype(name))
-
-
-def _object(kind: str, version: int, **fields: Any) -> dict[str, Any]:
-    return {"_type": kind, "_version": version, "_data": fields}
-
-
-def _dtype(name: str) -> dict[str, Any]:
-    return {"_type": "torch.dtype", "_data": name}
+            return config_of("Float8WeightOnlyConfig", 2, weight_dtype=torch_dtype(name))

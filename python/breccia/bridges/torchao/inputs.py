@@ -20,16 +20,24 @@ from breccia.recipes import (
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 
-__all__ = ["STATIC", "inputs_beside", "inputs_written", "quantizer_of_inputs", "said_of_inputs"]
-
 # Roles of stored tensors that are static scales of inputs, by the class of the weight's tensor.
 STATIC = {"NVFP4Tensor": "act_per_tensor_scale", "Int8Tensor": "act_quant_scale"}
 
+
+def config_of(kind: str, version: int, **fields: Any) -> dict[str, Any]:
+    """One of torchao's configurations in its JSON."""
+    return {"_type": kind, "_version": version, "_data": fields}
+
+
+def torch_dtype(name: str) -> dict[str, Any]:
+    """A dtype in torchao's JSON."""
+    return {"_type": "torch.dtype", "_data": name}
+
+
 _ROWS = {"_type": "PerRow", "_data": {"dim": -1}}
 _TENSOR = {"_type": "PerTensor", "_data": {}}
-_AUTO = {"_type": "KernelPreference", "_data": "AUTO"}
-_CONFIG = {"PerRow": {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}}
-_CONFIG["PerTensor"] = {"_type": "PerTensor", "_version": 1, "_data": {}}
+AUTO = {"_type": "KernelPreference", "_data": "AUTO"}
+_CONFIGS = {"PerRow": config_of("PerRow", 1, dim=-1), "PerTensor": config_of("PerTensor", 1)}
 _TOKENS = Activations("int8", "token", "dynamic"), Activations("int8", "token", "dynamic", symmetric=False)
 _INT8_STATIC = Activations("int8", "tensor", "static")
 _NVFP4 = inputs_for(NVFP4BlockScaling(), "dynamic")
@@ -52,9 +60,9 @@ def said_of_inputs(kind: str, recipe: ScalingRecipe, inputs: Activations) -> dic
 def _kwargs(recipe: ScalingRecipe, inputs: Activations) -> tuple[str, dict[str, Any]] | None:
     match recipe:
         case Float8CurrentScaling() if _fp8(inputs) and _granularity(recipe, inputs):
-            said = {"float8_dtype": _dtype(inputs.element), "granularity": _granularity(recipe, inputs)}
+            said = {"float8_dtype": torch_dtype(inputs.element), "granularity": _granularity(recipe, inputs)}
             bounds = {"mm_config": None, "hp_value_lb": None, "hp_value_ub": None}
-            return "QuantizeTensorToFloat8Kwargs", said | bounds | {"kernel_preference": _AUTO}
+            return "QuantizeTensorToFloat8Kwargs", said | bounds | {"kernel_preference": AUTO}
         case INT8Scaling() if inputs in (*_TOKENS, _INT8_STATIC):
             mapping = {"_type": "MappingType", "_data": "SYMMETRIC" if inputs.symmetric else "ASYMMETRIC"}
             return "QuantizeTensorToInt8Kwargs", {
@@ -65,10 +73,10 @@ def _kwargs(recipe: ScalingRecipe, inputs: Activations) -> tuple[str, dict[str, 
         case MXFP8BlockScaling() | MXFP4BlockScaling() if inputs == inputs_for(recipe, "dynamic"):
             four = isinstance(recipe, MXFP4BlockScaling)
             return "QuantizeTensorToMXKwargs", {
-                "elem_dtype": _dtype("float4_e2m1fn_x2" if four else inputs.element),
+                "elem_dtype": torch_dtype("float4_e2m1fn_x2" if four else inputs.element),
                 "block_size": 32,
                 "scaling_mode": {"_type": "ScaleCalculationMode", "_data": "RCEIL"},
-                "kernel_preference": _AUTO,
+                "kernel_preference": AUTO,
                 "is_swizzled_scales": False,
             }
         case NVFP4BlockScaling() if inputs in (_NVFP4, _NVFP4_OF_TWO, _NVFP4_LOCAL):
@@ -133,32 +141,23 @@ def quantizer_of_inputs(recipe: ScalingRecipe, inputs: Activations) -> dict[str,
     if isinstance(recipe, INT4Scaling):
         if inputs != _TOKENS[1]:
             return None
-        group = {"_type": "PerGroup", "_version": 1, "_data": {"group_size": recipe.group_size}}
-        said = {"weight_dtype": _dtype("int4"), "weight_granularity": group}
-        return _object("Int8DynamicActivationIntxWeightConfig", 2, said)
+        group, dtype = config_of("PerGroup", 1, group_size=recipe.group_size), torch_dtype("int4")
+        return config_of("Int8DynamicActivationIntxWeightConfig", 2, weight_dtype=dtype, weight_granularity=group)
     made = _kwargs(recipe, inputs)
     if made is None:
         return None
     match made:
         case "QuantizeTensorToFloat8Kwargs", said:
-            each = _CONFIG[said["granularity"]["_type"]]
-            return _object("Float8DynamicActivationFloat8WeightConfig", 2, {"granularity": [each, each]})
+            each = _CONFIGS[said["granularity"]["_type"]]
+            return config_of("Float8DynamicActivationFloat8WeightConfig", 2, granularity=[each, each])
         case "QuantizeTensorToInt8Kwargs", _ if inputs.when == "static":
             return None  # the configuration has the scale as a tensor, of which there is no JSON
         case "QuantizeTensorToInt8Kwargs", said:
-            fields = {"act_mapping_type": said["mapping_type"], "granularity": _CONFIG["PerRow"]}
-            return _object("Int8DynamicActivationInt8WeightConfig", 2, fields)
+            fields = {"act_mapping_type": said["mapping_type"], "granularity": _CONFIGS["PerRow"]}
+            return config_of("Int8DynamicActivationInt8WeightConfig", 2, **fields)
         case "QuantizeTensorToNVFP4Kwargs", said:
             levels: dict[str, Any] = {} if inputs.two_level else {"use_dynamic_per_tensor_scale": False}
-            return _object("NVFP4DynamicActivationNVFP4WeightConfig", 1, levels)
+            return config_of("NVFP4DynamicActivationNVFP4WeightConfig", 1, **levels)
         case _, said:
             dtype = said["elem_dtype"]
-            return _object("MXDynamicActivationMXWeightConfig", 1, {"activation_dtype": dtype, "weight_dtype": dtype})
-
-
-def _object(kind: str, version: int, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"_type": kind, "_version": version, "_data": fields}
-
-
-def _dtype(name: str) -> dict[str, Any]:
-    return {"_type": "torch.dtype", "_data": name}
+            return config_of("MXDynamicActivationMXWeightConfig", 1, activation_dtype=dtype, weight_dtype=dtype)

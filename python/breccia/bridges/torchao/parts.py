@@ -13,6 +13,7 @@ from breccia.bridges.fp8 import fp8_stored
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import packed_codes, unpack_nibbles
 from breccia.bridges.parts import Part, part
+from breccia.bridges.torchao.inputs import AUTO, torch_dtype
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -27,13 +28,6 @@ from breccia.recipes import (
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["describe"]
-
-
-def _torch_dtype(name: str) -> dict[str, str]:
-    return {"_type": "torch.dtype", "_data": name}
-
-
-_AUTO = {"_type": "KernelPreference", "_data": "AUTO"}
 
 
 Described = tuple[str, dict[str, Part], dict[str, Any]]
@@ -73,8 +67,8 @@ def _float8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
         "block_size": _block_size(scaled),
         "mm_config": None,
         "act_quant_kwargs": None,
-        "kernel_preference": _AUTO,
-        "dtype": _torch_dtype(high),
+        "kernel_preference": AUTO,
+        "dtype": torch_dtype(high),
     }
     return "Float8Tensor", parts, attributes
 
@@ -88,7 +82,7 @@ def _int8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
         parts["zero_point"] = part(codes(scaled.zero_point, "zero_point"), "I8")
     attributes = {
         "block_size": _block_size(scaled),
-        "dtype": _torch_dtype(high),
+        "dtype": torch_dtype(high),
         "act_quant_kwargs": None,
         "reduce_range": False,
     }
@@ -105,7 +99,7 @@ def _nvfp4_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
         parts["per_tensor_scale"] = part(second.reshape(()) if second.size == 1 else second, "F32")
     attributes = {
         "block_size": 16,
-        "orig_dtype": _torch_dtype(high),
+        "orig_dtype": torch_dtype(high),
         "is_swizzled_scales": False,
         "use_triton_kernel": False,
         "act_quant_kwargs": None,
@@ -122,10 +116,10 @@ def _mx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
     stored = fp8_stored(scaled.recipe) if isinstance(scaled.recipe, MXFP8BlockScaling) else "U8"
     parts = {"qdata": part(data, stored), "scale": part(codes(scale, "scale"), "F8_E8M0")}
     attributes = {
-        "elem_dtype": element if element.startswith("fp6") else _torch_dtype(element),
+        "elem_dtype": element if element.startswith("fp6") else torch_dtype(element),
         "block_size": 32,
-        "orig_dtype": _torch_dtype(high),
-        "kernel_preference": _AUTO,
+        "orig_dtype": torch_dtype(high),
+        "kernel_preference": AUTO,
         "act_quant_kwargs": None,
         "is_swizzled_scales": False,
     }
@@ -170,9 +164,9 @@ def _intx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
         "IntxUnpackedToInt8Tensor",
         parts,
         {
-            "target_dtype": _torch_dtype("int4"),
+            "target_dtype": torch_dtype("int4"),
             "block_size": _block_size(scaled),
-            "dtype": _torch_dtype(high),
+            "dtype": torch_dtype(high),
             "activation_quantization": None,
         },
     )
