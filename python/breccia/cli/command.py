@@ -307,12 +307,9 @@ def _verify(args: argparse.Namespace) -> int:
     from breccia.checkpoint.judging.verify_lines import render
 
     if args.complete:
-        if args.adapter is not None:
-            raise ValueError(f"--adapter must be left out with --complete, got {args.adapter}")
-        if args.moments is not None:
-            raise ValueError(f"--moments must be left out with --complete, got {args.moments}")
-        if args.unmarked is not None:
-            raise ValueError(f"--unmarked must be left out with --complete, got {args.unmarked}")
+        for option in ("adapter", "moments", "unmarked"):
+            if (given := getattr(args, option)) is not None:
+                raise ValueError(f"--{option} must be left out with --complete, got {given}")
         return _complete(args)
     if args.b is None:
         raise ValueError("B must be given: the checkpoint to compare with A")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -247,11 +248,8 @@ def _found(files: list[str]) -> list[Found]:
     weights = [Path(name) for name in files if name.endswith(".safetensors")]
     if not weights:
         raise ValueError("the checkpoint must have safetensors files, it has none")
-    checkpoint = Checkpoint(weights[0].parent if len(weights) > 1 else weights[0])
-    try:
+    with contextlib.closing(Checkpoint(weights[0].parent if len(weights) > 1 else weights[0])) as checkpoint:
         return [found for found in checkpoint.found if found.format == native.NAME]
-    finally:
-        checkpoint.close()
 
 
 def _layer(model: Any, name: str) -> Any:

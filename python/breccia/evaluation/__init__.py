@@ -6,6 +6,7 @@ Nothing of torch and transformers is imported before it is called.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import tempfile
@@ -106,11 +107,8 @@ def _bytes(path: Path) -> int:
     """Of a checkpoint's tensors."""
     from breccia.checkpoint.reading.source import Checkpoint
 
-    checkpoint = Checkpoint(path, mapped=False)
-    try:
+    with contextlib.closing(Checkpoint(path, mapped=False)) as checkpoint:
         return sum(checkpoint.nbytes(found) for found in checkpoint.found)
-    finally:
-        checkpoint.close()
 
 
 def figures_of(loss: Any, theirs: dict[str, Any]) -> dict[str, Any]:

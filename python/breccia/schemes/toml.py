@@ -20,7 +20,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from breccia import recipe_names, recipes
 from breccia.recipes import ScalingRecipe
@@ -32,8 +32,10 @@ __all__ = ["cache_of", "match_of", "parts_of_toml", "rule_of", "table_of", "toml
 
 _WHEN = ("dynamic", "static", "local")
 _CACHES = {"fp8": KVCache("float8_e4m3fn"), "int8": KVCache("int8")}
+_WORDS = {"none": None, "unsaid": UNSAID}
 _OPTIONS = ("mse", "asym", "e5m2", "16", "32", "64", "128", "256")
 _WILD = frozenset("*?[")
+Part = TypeVar("Part")
 
 
 def match_of(text: str) -> Match:
@@ -84,12 +86,7 @@ def _recipe_text(recipe: ScalingRecipe) -> str:
             with contextlib.suppress(ValueError):
                 if recipe_names.recipe_of(":".join((name, *options))) == recipe:
                     return _text(":".join((name, *options)))
-    changed = {
-        one.name: getattr(recipe, one.name)
-        for one in fields(recipe)
-        if one.default is MISSING or getattr(recipe, one.name) != one.default
-    }
-    return _text({"name": recipe.name, **changed})
+    return _text({"name": recipe.name, **_changed(recipe)})
 
 
 def _weights_text(weights: ScalingRecipe | str | Unsaid | None) -> str:
@@ -105,13 +102,10 @@ def _weights_text(weights: ScalingRecipe | str | Unsaid | None) -> str:
 
 
 def _activations_of(said: Any, weights: Any, what: str) -> Activations | Unsaid | None:
-    if said in ("none", "unsaid"):
-        return None if said == "none" else UNSAID
     if isinstance(said, Mapping):
-        try:
-            return Activations(**said)
-        except TypeError as error:
-            raise ValueError(f"{what} must be a table with the fields of Activations: {error}") from None
+        return _of_table(Activations, said, what)
+    if isinstance(said, str) and said in _WORDS:
+        return _WORDS[said]
     if said not in _WHEN:
         raise ValueError(f"{what} must be one of {', '.join(_WHEN)}, none, unsaid, or a table, got {said!r}")
     if not isinstance(weights, (ScalingRecipe, str)):
@@ -129,6 +123,14 @@ def _activations_text(said: Activations | Unsaid | None, weights: Any) -> str:
     return _text(_changed(said))
 
 
+def _of_table(kind: type[Part], said: Mapping[str, Any], argument: str) -> Part:
+    """A dataclass of its fields."""
+    try:
+        return kind(**said)
+    except TypeError as error:
+        raise ValueError(f"{argument} must be a table with the fields of {kind.__name__}: {error}") from None
+
+
 def _changed(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that are not as they are by default."""
     every = ((one, getattr(value, one.name)) for one in fields(value))
@@ -138,12 +140,9 @@ def _changed(value: Any) -> dict[str, Any]:
 def cache_of(said: Any, argument: str = "kv_cache") -> KVCache | Unsaid | None:
     """The KV cache as it is written: "fp8", "int8", "none", "unsaid", or a table of its fields."""
     if isinstance(said, Mapping):
-        try:
-            return KVCache(**said)
-        except TypeError as error:
-            raise ValueError(f"{argument} must be a table with the fields of KVCache: {error}") from None
-    if said in ("none", "unsaid"):
-        return None if said == "none" else UNSAID
+        return _of_table(KVCache, said, argument)
+    if isinstance(said, str) and said in _WORDS:
+        return _WORDS[said]
     if not isinstance(said, str) or said not in _CACHES:
         raise ValueError(f"{argument} must be one of {', '.join(_CACHES)}, none, unsaid, or a table, got {said!r}")
     return _CACHES[said]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -309,15 +310,9 @@ def _found(files: list[str]) -> tuple[list[Found], ModelScheme]:
     weights = [Path(name) for name in files if name.endswith(".safetensors")]
     if not weights:
         raise ValueError("the checkpoint must have safetensors files, it has none")
-    checkpoint = Checkpoint(weights[0].parent if len(weights) > 1 or _has_config(weights[0]) else weights[0])
-    try:
+    folder = len(weights) > 1 or (weights[0].parent / "config.json").is_file()
+    with contextlib.closing(Checkpoint(weights[0].parent if folder else weights[0])) as checkpoint:
         return [checkpoint.refined(one) for one in checkpoint.found], checkpoint.scheme_or_none or ModelScheme(())
-    finally:
-        checkpoint.close()
-
-
-def _has_config(path: Path) -> bool:
-    return (path.parent / "config.json").is_file()
 
 
 def _keeper(model: Any, name: str) -> str:

@@ -125,13 +125,10 @@ class InputFile:
 
 def read_bounded(path: Path, most: int) -> tuple[bytes, disk.Stamp]:
     """All of a small regular file, and its stamp."""
-    file = InputFile(path)
-    try:
+    with contextlib.closing(InputFile(path)) as file:
         if file.size > most:
             raise ValueError(f"{path}: must be at most {most} bytes, it has {file.size}")
         return file.read(0, file.size), file.stamp
-    finally:
-        file.close()
 
 
 class DataFile:

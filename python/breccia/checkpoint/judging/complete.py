@@ -8,6 +8,7 @@ other layers of the same model.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -56,8 +57,7 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ValueError: the checkpoint is not valid.
     """
-    checkpoint = Checkpoint(path, mapped=False)
-    try:
+    with contextlib.closing(Checkpoint(path, mapped=False)) as checkpoint:
         with np.errstate(all="ignore"):
             problems = [(f.name, text) for f in checkpoint.found for text in _problems(checkpoint, f)]
         problems += traps.scales(checkpoint)
@@ -82,8 +82,6 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
             "readers": traps.readers(checkpoint),
             "checked": model.name if isinstance(model, Architecture) else f"names only: {model}",
         }
-    finally:
-        checkpoint.close()
 
 
 def render(report: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -100,17 +101,12 @@ def plan_bits(
     targets = _targets(formats, include, exclude)
     if isinstance(bits, bool) or not isinstance(bits, (int, float)):
         raise TypeError(f"bits must be a number, got {bits!r}")
-    checkpoint = Checkpoint(source, mapped=False)
-    try:
-        data = Importance(moments, None, "moments")
-        try:
-            groups, notes, rest = _measured(checkpoint, data, targets, progress)
-        finally:
-            data.close()
-    finally:
-        checkpoint.close()
-    chosen = spread(groups, float(bits))
-    return _report(groups, chosen, notes, rest)
+    with (
+        contextlib.closing(Checkpoint(source, mapped=False)) as checkpoint,
+        contextlib.closing(Importance(moments, None, "moments")) as data,
+    ):
+        groups, notes, rest = _measured(checkpoint, data, targets, progress)
+    return _report(groups, spread(groups, float(bits)), notes, rest)
 
 
 def spread(groups: Sequence[Group], bits: float) -> list[Option]:

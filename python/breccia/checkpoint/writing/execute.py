@@ -251,9 +251,8 @@ def _floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
         count = math.prod(part.shape)
         buffer = memory if count * size <= memory.nbytes else np.empty(count * size, np.uint8)
         out = buffer[: count * size]
-        view = _core.Array(
-            out.__array_interface__["data"][0], list(part.shape), _strides(part.shape, size), _NAMES[dtype]
-        )
+        strides = [size * math.prod(part.shape[axis + 1 :]) for axis in range(part.ndim)]
+        view = _core.Array(out.__array_interface__["data"][0], list(part.shape), strides, _NAMES[dtype])
         _core.dequantize_into(part._core, view)
         sink.put(name, out, at * size)
 
@@ -310,17 +309,10 @@ def _turned_floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
     sink.workers.each(turn, iter(range(1 if alone else values.shape[0])))
 
 
-def _strides(shape: tuple[int, ...], size: int) -> list[int]:
-    strides = [size] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return strides
-
-
 def as_dtype(values: Array, dtype: str) -> Array:
     """Numbers as a header's dtype of floats; of bfloat16, the bits."""
     if values.dtype == np.uint16:  # bfloat16 without ml_dtypes
-        values = (values.astype(np.uint32) << 16).view(np.float32)
+        values = float32(values)
     if dtype != "BF16":
         with np.errstate(over="ignore"):
             return values.astype(_NAMES[dtype])
