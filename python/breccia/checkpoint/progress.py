@@ -13,14 +13,8 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Counts bytes, or what ``unit`` says; draws on standard error where that is a terminal and it was asked to.
-
-    Args:
-        total: bytes to do.
-        show: whether to draw at all.
-        unit: of the rate that is drawn.
-        per: bytes in one of these.
-    """
+    """Counts bytes, or what ``unit`` says, of which one has ``per`` bytes; draws on standard error where that is a
+    terminal and ``show`` asks for it."""
 
     def __init__(self, total: int, show: bool, unit: str = "MB/s", per: float = 1e6) -> None:
         self._unit, self._per = unit, per

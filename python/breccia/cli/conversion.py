@@ -116,12 +116,8 @@ def following(report: Mapping[str, Any], target: FileFormat) -> list[str]:
 
 
 def next_step(command: str, **paths: Any) -> list[str]:
-    """What to do next, on as many lines as it takes: a shell reads them as one.
-
-    Args:
-        command: words, with names of ``paths`` in braces.
-        paths: quoted where a shell would take them for something else; ``{name!r}`` is Python's literal.
-    """
+    """What to do next, on as many lines as it takes: a shell reads them as one. ``command`` has names of ``paths`` in
+    braces, quoted where a shell would take a path for something else; ``{name!r}`` is Python's literal."""
     plain = {name: str(path) for name, path in paths.items()}
     quoted = {name: shlex.quote(path) for name, path in plain.items()}
     words = [word.format(**(plain if "!r}" in word else quoted)) for word in f"next: {command}".split()]

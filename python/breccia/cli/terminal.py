@@ -21,11 +21,8 @@ _PLAIN = {"×": "x", "…": "...", "−": "-", "–": "-", "←": "<-"}
 
 
 class _Stream:
-    """A standard stream that may be closed, full, or None, and raises nothing for it.
-
-    Attributes:
-        error: why no more is written; None while all was.
-    """
+    """A standard stream that may be closed, full, or None, and raises nothing for it; ``error`` is why no more is
+    written."""
 
     def __init__(self, inner: Any) -> None:
         self._inner, self.error = inner, None if inner is None else ""

@@ -255,16 +255,10 @@ class GgufFile:
 
 
 class GgufWriter(PlannedWriter):
-    """Writes a GGUF file from a plan.
+    """Writes a GGUF file from a plan of block types and logical shapes, and metadata by type numbers.
 
-    Args:
-        path: where the complete file appears.
-        plan: name → (block type, logical shape).
-        fields: metadata, key → (type number, value).
-        row_orders: of tensors whose rows the file has in another order: which row each of its rows is.
-        offsets: of tensors of type F32 that have more in the file: how much.
-        resume: keep what an earlier, killed writer of the same plan left.
-    """
+    Of some tensors the file has the rows in another order (``row_orders``: which row each is) or, of type F32, more
+    than their values (``offsets``: how much). ``resume``: keep what an earlier, killed writer of the same plan left."""
 
     def __init__(
         self,

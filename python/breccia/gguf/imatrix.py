@@ -24,19 +24,9 @@ _MOST_ENTRIES, _MOST_NAME = 1 << 20, 4096
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> dict[str, Moments]:
-    """The diagonals of an importance matrix.
-
-    Args:
-        path: the file.
-
-    Returns:
-        A tensor's name as GGUF spells it, ``.weight`` included → its moments. Those of all experts of a layer are
-        (E, K) in a GGUF file. A ``.dat`` file has them one after the other, as E · K columns, and means in place of
-        sums: ``count`` is then that of the calls.
-
-    Raises:
-        ValueError: the file is not valid.
-    """
+    """The diagonals of an importance matrix, by a tensor's name as GGUF spells it, ``.weight`` included. Those of all
+    experts of a layer are (E, K) in a GGUF file; a ``.dat`` file has them one after the other, as E · K columns, and
+    means in place of sums: ``count`` is then that of the calls. Raises ValueError where the file is not valid."""
     path = path_of(path, "path")
     with open(path, "rb") as file:
         start = file.read(4)

@@ -14,13 +14,8 @@ __all__ = ["Layer", "Layers"]
 
 
 class Layer(NamedTuple):
-    """How a layer multiplies.
-
-    Attributes:
-        weight: its recipe; None where the weight stays as it is.
-        inputs: the recipe of its inputs; None where they stay as they are.
-        scale: the static multiplier of the inputs' codes; None where scales are made of the inputs.
-    """
+    """How a layer multiplies: recipes of its weight and its inputs, None where they stay as they are, and the static
+    multiplier of the inputs' codes, None where scales are made of the inputs."""
 
     weight: ScalingRecipe | None = None
     inputs: ScalingRecipe | None = None
@@ -28,12 +23,8 @@ class Layer(NamedTuple):
 
 
 class Layers:
-    """The layers of a scheme.
-
-    Args:
-        scheme: its static scales of inputs are taken, too.
-        moments: name of a layer → its `breccia.moments.Moments`, for static scales that the scheme has not.
-    """
+    """The layers of a scheme, with its static scales of inputs; ``moments`` (name of a layer → its
+    `breccia.moments.Moments`) are for those that it has not."""
 
     def __init__(self, scheme: ModelScheme, moments: Mapping[str, Any] | None = None) -> None:
         self.scheme, self._moments = scheme, moments or {}

@@ -22,11 +22,8 @@ Node = Callable[[int], int]
 
 
 class Patterns:
-    """Regular expressions of names: characters and classes, groups, alternatives and repetitions.
-
-    Args:
-        argument: what messages call them.
-    """
+    """Regular expressions of names: characters and classes, groups, alternatives and repetitions. Messages call them
+    ``argument``."""
 
     def __init__(self, argument: str) -> None:
         self.argument, self._steps = argument, 0

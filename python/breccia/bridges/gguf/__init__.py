@@ -227,19 +227,8 @@ def quantize_gguf(x: Any, kind: str, importance: Any = None) -> Array:
 
 
 def scales_of_blocks(raw: Any, kind: str) -> Array | None:
-    """What the codes of blocks are multiplied by, of types that no ScaledTensor can hold.
-
-    Args:
-        raw: bytes of whole blocks, uint8, of any shape.
-        kind: the block type, a name of `TYPES`.
-
-    Returns:
-        float32, flat, one for each run of 16 or 32 values, the super-block's scale in it; None of a type whose scales
-        are not read here.
-
-    Raises:
-        ValueError: rows are not whole blocks.
-    """
+    """What the codes of whole blocks are multiplied by, of types that no ScaledTensor can hold: float32, flat, one for
+    each run of 16 or 32 values, the super-block's scale in it. None of a type whose scales are not read here."""
     return None if kind not in SCALES else SCALES[kind](blocks_of(raw, kind)).reshape(-1)
 
 

@@ -33,12 +33,7 @@ _SUFFIX = "_DequantizeLinear_Output"  # of names that ONNX Runtime gives what it
 
 
 class OnnxFile:
-    """An open model: see `breccia.bridges.WeightFile`. Its tensors are in memory.
-
-    Raises:
-        ImportError: onnx is not installed.
-        ValueError: the file is not a model.
-    """
+    """An open model: see `breccia.bridges.WeightFile`. Its tensors are in memory."""
 
     model = None  # names are the model's own
 

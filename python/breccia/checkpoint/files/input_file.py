@@ -132,12 +132,8 @@ def read_bounded(path: Path, most: int) -> tuple[bytes, disk.Stamp]:
 
 
 class DataFile:
-    """A file beside the source by which a conversion chooses: what tells one from another.
-
-    Args:
-        path: the file.
-        argument: as which it was given, for messages.
-    """
+    """A file beside the source by which a conversion chooses: what tells one from another. Messages name it as
+    ``argument``."""
 
     def __init__(self, path: str | os.PathLike[str], argument: str) -> None:
         self.path = path_of(path, argument)

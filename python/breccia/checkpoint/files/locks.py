@@ -20,11 +20,7 @@ _NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
 
 
 class Lock:
-    """A file that this process alone has locked.
-
-    Attributes:
-        fd: of the file.
-    """
+    """A file that this process alone has locked, open as ``fd``."""
 
     def __init__(self, path: Path, fd: int, owner: Path | None = None) -> None:
         self.path, self.fd, self._owner = path, fd, owner

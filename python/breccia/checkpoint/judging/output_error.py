@@ -59,15 +59,8 @@ def energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
 
 
 class OutputErrors:
-    """Output errors of the tensors of a checkpoint that have moments.
-
-    Args:
-        moments: name of a layer → its moments, or the file that has them.
-
-    Raises:
-        TypeError: it is neither.
-        ValueError: the file is not valid.
-    """
+    """Output errors of the tensors of a checkpoint that have moments: of a mapping of layers' names, or a file of
+    them."""
 
     def __init__(self, moments: str | os.PathLike[str] | Mapping[str, Moments]) -> None:
         from breccia.moments import load_moments  # which imports this package

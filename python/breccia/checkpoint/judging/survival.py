@@ -21,15 +21,8 @@ _ROWS = 1024  # at a time
 
 
 class Survival:
-    """Sums of `breccia.comparison.kept`, tensor by tensor.
-
-    Args:
-        adapter: its folder or GGUF file.
-        base: the checkpoint before.
-
-    Raises:
-        ValueError: it is not valid, or changes what the base has not.
-    """
+    """Sums of `breccia.comparison.kept`, tensor by tensor, of an adapter and the checkpoint before. Raises ValueError
+    where the adapter changes what that has not."""
 
     def __init__(self, adapter: str | os.PathLike[str], base: Checkpoint) -> None:
         self.adapter = open_adapter(adapter, base)

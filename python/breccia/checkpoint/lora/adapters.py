@@ -40,11 +40,7 @@ _REFUSED = {
 
 
 class Stored:
-    """A tensor of an adapter's file, which is read when it is needed: a table of embeddings can be large.
-
-    Attributes:
-        shape: what the header says.
-    """
+    """A tensor of an adapter's file, which is read when it is needed: a table of embeddings can be large."""
 
     def __init__(self, file: SafetensorsFile, name: str) -> None:
         self._file, self._entry = file, file.entry(name)

@@ -49,16 +49,10 @@ def _upper_factor(moments: Array) -> Array | None:
 
 
 class OfMoments:
-    """By second moments of the inputs, in their mean, and by the rows of a change.
-
-    Args:
-        moments: as `breccia.gptq` takes them, of one matrix.
-        rows: (r, K), of which the change is a combination; None: by the moments alone.
-        rest: what a remainder counts by itself, beside 1 in the directions of the rows.
-
-    Raises:
-        ValueError: they are not finite, or not positive definite with any damping.
-    """
+    """By second moments of the inputs (``moments`` of one matrix, as `breccia.gptq` takes them), in their mean, and by
+    the rows (r, K) of which a change is a combination. A remainder counts ``rest`` by itself, beside 1 in the
+    directions of the rows. Raises ValueError where moments are not finite, or not positive definite with any
+    damping."""
 
     def __init__(self, moments: Any, rows: Array | None = None, rest: float = _REST) -> None:
         full = matrix_of_moments(moments).astype(np.float64)
@@ -83,12 +77,8 @@ class OfMoments:
 
 
 class OfRows:
-    """By the rows of a change.
-
-    Args:
-        rows: (r, K), of which the change is a combination.
-        rest: λ, what a remainder counts by itself, beside 1 in the directions of the rows.
-    """
+    """By the rows (r, K) of which a change is a combination. A remainder counts ``rest``, λ, by itself, beside 1 in the
+    directions of the rows."""
 
     def __init__(self, rows: Array, rest: float = _REST) -> None:
         basis = _basis(rows)
@@ -113,23 +103,10 @@ def _basis(rows: Array) -> Array:
 
 
 def round_change(old: ScaledTensor, values: Array, nearest: ScaledTensor, feed: Feed, seed: int = 0) -> ScaledTensor:
-    """Codes of values that are others' with a small change.
-
-    Args:
-        old: the codes before, (N, K).
-        values: what is to be rounded, float32 (N, K).
-        nearest: ``values`` rounded to nearest, in the form of the result. A block has the scale (and zero point) of
-            ``old`` where that reaches its values, so that what does not change stays on its grid, else that of
-            ``nearest``.
-        feed: how remainders are fed to later columns.
-        seed: of what is drawn.
-
-    Returns:
-        A tensor of the form of ``nearest``.
-
-    Raises:
-        ValueError: the groups of ``nearest`` have exponents: their grids are not even.
-    """
+    """Codes (N, K) of values that are those of ``old`` with a small change, in the form of ``nearest``: the values
+    rounded to nearest. A block has the scale (and zero point) of ``old`` where that reaches its values, so that what
+    does not change stays on its grid, else that of ``nearest``. Raises ValueError where groups of ``nearest`` have
+    exponents: their grids are not even."""
     if nearest.exponents is not None:
         raise ValueError(f"rounding 'feedback' needs a recipe without exponents, got {type(nearest.recipe).__name__}")
     form = _kept_scales(old, values, nearest)

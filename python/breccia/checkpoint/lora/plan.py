@@ -59,17 +59,8 @@ def _global_scale(loaded: Any) -> np.float32:
 
 
 class MergePlanner(Planner):
-    """Decides which tensors an adapter changes, and in what they are written.
-
-    Args:
-        checkpoint: the base.
-        adapter: what changes it.
-        rounding: of quantized weights.
-        device: where they are rounded.
-
-    Raises:
-        ValueError: adapter and base do not fit.
-    """
+    """Decides which tensors an adapter changes, and in what they are written. Raises ValueError where adapter and base
+    do not fit."""
 
     def __init__(self, checkpoint: Checkpoint, adapter: Adapter, rounding: MergeRounding, device: Device) -> None:
         self.adapter, self.rounding = adapter, rounding

@@ -36,14 +36,7 @@ _FORMS = ("global_scale_form", "scale_dtype", "scale_format")
 
 
 class Amax(DataFile):
-    """The largest magnitudes of layers' inputs, of a file that `breccia.moments.save_moments` wrote.
-
-    Args:
-        path: the file.
-
-    Raises:
-        ValueError: the file is not valid.
-    """
+    """The largest magnitudes of layers' inputs, of a file that `breccia.moments.save_moments` wrote."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path, "amax")

@@ -35,13 +35,8 @@ _ROWS = 1024  # of a weight whose errors are looked at together
 
 @dataclass(frozen=True)
 class Option:
-    """What a format would do to a group.
-
-    Attributes:
-        name: of the format.
-        bits: of all of the group's weights, scales included.
-        error: Σ of the squares of relative output errors.
-    """
+    """What a format would do to a group: the bits of all its weights, scales included, and Σ of the squares of relative
+    output errors."""
 
     name: str
     bits: float
@@ -50,13 +45,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that get one format: those that servers fuse, all experts of a layer, or one alone.
-
-    Attributes:
-        patterns: names of the layers, or a pattern that matches them all.
-        weights: how many numbers they have.
-        options: formats that have a place for all of them.
-    """
+    """Layers that get one format: those that servers fuse, all experts of a layer, or one alone. They have ``weights``
+    numbers; ``patterns`` are their names, or one that matches them all; ``options`` the formats that have a place for
+    all of them."""
 
     patterns: tuple[str, ...]
     weights: int

@@ -23,16 +23,9 @@ Array = Any
 
 
 class Importance(DataFile):
-    """An importance matrix of llama.cpp (GGUF or .dat), or a file that `breccia.moments.save_moments` wrote.
-
-    Args:
-        path: the file.
-        names: the model's names as GGUF spells them, if they are known; files of moments have the model's own.
-        argument: as which the file was given, for messages.
-
-    Raises:
-        ValueError: the file is not valid, or no file of moments where ``argument`` is "moments".
-    """
+    """An importance matrix of llama.cpp (GGUF or .dat), or a file that `breccia.moments.save_moments` wrote, which
+    ``argument`` "moments" asks for. ``names``: the model's as GGUF spells them, if they are known; files of moments
+    have the model's own."""
 
     def __init__(self, path: str | os.PathLike[str], names: ModelMap | None, argument: str = "imatrix") -> None:
         super().__init__(path, argument)

@@ -23,17 +23,9 @@ _BORROWED = 0.25  # rows a column that an expert takes from the mean of all
 
 
 class LayerMoments:
-    """Moments by the names of a checkpoint's tensors.
-
-    Args:
-        moments: name of a layer → its moments; names of tensors, GGUF's too, and of the parameters of fused experts
-            are understood.
-        names: the model's names as GGUF spells them, if they are known.
-        what: how messages call them.
-
-    Attributes:
-        used: names of moments that belong to a tensor that was asked for.
-    """
+    """Moments by the names of a checkpoint's tensors; those of GGUF (``names``, if they are known) and of the
+    parameters of fused experts are understood. Messages call them ``what``; ``used`` are those that belong to a tensor
+    that was asked for."""
 
     def __init__(self, moments: Mapping[str, Moments], names: ModelMap | None = None, what: str = "importance") -> None:
         self._moments, self._names, self._what = moments, names, what

@@ -103,12 +103,7 @@ class Plan:
 
 
 class Planner:
-    """Decides what becomes of a checkpoint. A merge takes some of the steps in its own way.
-
-    Args:
-        checkpoint: the source.
-        target: what was asked for.
-    """
+    """Decides what becomes of a checkpoint. A merge takes some of the steps in its own way."""
 
     def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
         self.checkpoint, self.target = checkpoint, target

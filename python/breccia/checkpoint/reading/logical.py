@@ -48,14 +48,8 @@ class Batch(NamedTuple):
 
 
 class Plain:
-    """Describes tensors that no bridge reads.
-
-    Args:
-        entries: stored tensors by name.
-        home: the file of each.
-        config: config.json.
-        troubles: what is wrong with some, by name.
-    """
+    """Describes tensors that no bridge reads, of their entries, the file of each, config.json, and what is wrong with
+    some."""
 
     def __init__(
         self,

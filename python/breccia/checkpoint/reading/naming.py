@@ -13,11 +13,8 @@ NAMELESS = ""  # of an error that concerns the file, not one tensor
 
 
 class naming(NamedTuple):  # noqa: N801
-    """Add the file and the tensor to the message of a ValueError raised inside: wrong bytes in a file cause it.
-
-    Raises:
-        ValueError: see above. Other errors are defects of a bridge and stay as they are.
-    """
+    """Add the file and the tensor to the message of a ValueError raised inside: wrong bytes in a file cause it. Other
+    errors are defects of a bridge and stay as they are."""
 
     path: Path
     name: str

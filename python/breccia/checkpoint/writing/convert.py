@@ -156,16 +156,8 @@ def convert(
 
 
 class Job:
-    """One conversion at work.
-
-    Args:
-        plan: what is done.
-        show: draw a line on a terminal.
-        threads: how many to use; None: one per core.
-        force: replace what is at the destination.
-        strict: refuse what would be a note.
-        checksums: keep checksums of what is written.
-    """
+    """One conversion at work. ``show``: draw a line on a terminal; ``force``: replace what is at the destination;
+    ``strict``: refuse what would be a note; ``checksums``: keep those of what is written."""
 
     def __init__(
         self,

@@ -33,22 +33,12 @@ Make = Callable[[Any, ScalingRecipe, Any, "Cast | None"], ScaledTensor]
 
 
 def rounded(choice: Choice, target: Target, values: Any, amax: Any, make: Make) -> tuple[ScaledTensor, dict[str, Any]]:
-    """Quantize a tensor by GPTQ, an expert after the other.
+    """Quantize a tensor, a ScaledTensor or numbers, by GPTQ, an expert after the other; ``make`` casts a matrix,
+    ``amax`` is the largest magnitude of all that shares a global scale. Raises ValueError where moments are not finite,
+    or of another shape.
 
-    Args:
-        choice: what happens to it.
-        target: with the moments, the order and the damping.
-        values: a ScaledTensor or numbers, (N, K) or (E, N, K).
-        amax: the largest magnitude of all that shares a global scale; None where nothing does.
-        make: how a matrix is cast.
-
-    Returns:
-        The tensor; and what a report has of it: "output_error", that of rounding to "nearest" without data, both None
-        where there is none, "level" of the moments, "damp", and a "note" where there is something to say.
-
-    Raises:
-        ValueError: the moments are not finite, or of another shape.
-    """
+    With it comes what a report has of it: "output_error", that of rounding to "nearest" without data, both None where
+    there is none, "level" of the moments, "damp", and a "note" where there is something to say."""
     recipe, shape = choice.recipe, choice.found.shape
     assert target.feedback is not None
     assert recipe is not None

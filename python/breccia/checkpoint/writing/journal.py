@@ -43,15 +43,8 @@ def _mark(key: bytes, at: int, text: bytes) -> bytes:
 
 
 class Journal:
-    """An append-only file of records.
-
-    Args:
-        path: the file. What it holds of another conversion is discarded.
-        identity: 32 bytes that tell this conversion from every other.
-
-    Attributes:
-        records: of this conversion.
-    """
+    """An append-only file of records of one conversion, which 32 bytes of ``identity`` tell from every other. What the
+    file holds of another is discarded."""
 
     def __init__(self, path: Path, identity: bytes) -> None:
         self.path, self._key = path, identity

@@ -14,14 +14,8 @@ __all__ = ["Loss", "errors", "lost", "summed"]
 
 
 class Loss(NamedTuple):
-    """Sums of a tensor, of which JSON holds each.
-
-    Attributes:
-        signal: of squares of what was read.
-        noise: of squares of what changed.
-        equal: whether every value is the same.
-        again: whether codes were read, which were quantized again.
-    """
+    """Sums of a tensor, of which JSON holds each: of squares of what was read and of what changed, whether every value
+    is the same, and whether codes were read, which were quantized again."""
 
     signal: float
     noise: float
