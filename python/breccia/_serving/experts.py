@@ -29,11 +29,7 @@ _numbers = count()
 
 class ExpertsMethod(ABC):
     """Makes, fills and multiplies by the weights of one layer's experts; a base of programs' own classes for that.
-
-    Args:
-        recipe: what they are quantized to.
-        activations: what inputs are quantized to, or None for products with inputs as they are.
-    """
+    Without ``activations`` inputs stay as they are."""
 
     def __init__(self, recipe: ScalingRecipe, activations: ScalingRecipe | None) -> None:
         self.recipe = recipe

@@ -24,14 +24,9 @@ _KINDS = {
 
 
 class LinearMethod(ABC):
-    """Makes, fills and multiplies by one layer's weight; a base of programs' own classes for that.
-
-    Args:
-        recipe: what it is quantized to.
-        activations: what inputs are quantized to, or None for products with inputs as they are.
-        names: of parameters, by role.
-        static: whether files have a scale of the inputs, ``input_scale``, for each part of the layer.
-    """
+    """Makes, fills and multiplies by one layer's weight; a base of programs' own classes for that. Without
+    ``activations`` inputs stay as they are; ``names`` are those of parameters, by role; ``static``: whether files have
+    ``input_scale`` for each part of the layer."""
 
     parameter: Any  # the program's module of parameters' classes, whose names programs share
 

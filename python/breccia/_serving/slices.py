@@ -42,17 +42,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slice:
-    """A rectangle of a weight (N, K) that one process has.
-
-    Attributes:
-        rows: how many it has.
-        columns: how many it has.
-        whole_columns: K.
-        recipe: what the weight is quantized to.
-
-    Raises:
-        ValueError: it would cut a block, or a byte of two codes.
-    """
+    """A rectangle of a weight (N, K) that one process has; K is ``whole_columns``. Raises ValueError where it would cut
+    a block, or a byte of two codes."""
 
     rows: int
     columns: int
@@ -145,19 +136,9 @@ def layers_of(
     activations: ScalingRecipe | None,
     inputs: torch.Tensor | None = None,
 ) -> list[QuantizedLinear]:
-    """Layers over stored tensors, which they view: one, or one for each part of a fused weight whose parts have
-    numbers of their own for all their rows.
-
-    Args:
-        held: what the tensors are of.
-        parts: the tensors by role; a number for each part where there is one for a whole weight.
-        widths: rows of each part of a fused weight.
-        activations: what inputs are quantized to.
-        inputs: the static scale of the inputs of each part; None where scales are made of the inputs.
-
-    Returns:
-        Layers whose outputs, one after the other, are those of the weight.
-    """
+    """Layers over stored tensors by role, which they view: one, or one for each part of a fused weight (rows in
+    ``widths``) whose parts have numbers of their own for all their rows; ``inputs`` is the static scale of the inputs
+    of each part. Their outputs, one after the other, are those of the weight."""
     single = {role: parts[role].reshape(-1) for role, piece in held.pieces().items() if piece.kind == "tensor"}
     every = [*single.values(), *([] if inputs is None else [inputs.reshape(-1)])]
     if all(bool((numbers == numbers[0]).all()) for numbers in every):

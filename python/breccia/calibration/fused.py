@@ -21,16 +21,7 @@ Seen = Callable[[str, int, torch.Tensor], None]
 
 
 class FusedExperts:
-    """Experts of one parameter.
-
-    Args:
-        module: that has it.
-        key: its name in there.
-
-    Attributes:
-        parameter: (E, N, K), or (E, K, N).
-        count: E.
-    """
+    """Experts of one parameter of a module: (E, N, K), or (E, K, N)."""
 
     def __init__(self, module: torch.nn.Module, key: str) -> None:
         self._module, self._key = module, key

@@ -25,12 +25,7 @@ def of_any_expert(name: str) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen.
-
-    Attributes:
-        levels: input → level.
-        notes: sentences on inputs that are not at the level that was asked for.
-    """
+    """The level of each input, and sentences on those that are not at the one that was asked for."""
 
     levels: dict[str, str]
     notes: tuple[str, ...]

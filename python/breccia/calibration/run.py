@@ -58,15 +58,8 @@ class Options:
 
 
 class Record:
-    """The sums of a model's inputs, batch after batch.
-
-    Args:
-        model: any.
-        first: layer → the first layer that has the same input.
-        options: what was asked for.
-        experts: parameter of fused experts → what it is, of those that were multiplied with something.
-        columns: parameter of fused experts → K.
-    """
+    """The sums of a model's inputs, batch after batch. ``first``: layer → the first layer that has the same input;
+    ``experts``: parameter of fused experts → what it is, of those that were multiplied with something."""
 
     def __init__(
         self,

@@ -14,14 +14,8 @@ __all__ = ["StackedSums", "Sums"]
 
 
 class Sums:
-    """Σ x.T x, or what a level keeps of it, and the largest |x|.
-
-    Args:
-        columns: K.
-        level: "diag", "block" or "full".
-        block: columns in a run.
-        dtype: of the sums; products are computed in it.
-    """
+    """Σ x.T x in ``dtype``, or what a level keeps of it (of "block": runs of ``block`` columns), and the largest
+    |x|."""
 
     def __init__(self, columns: int, level: str, block: int, dtype: torch.dtype) -> None:
         self.columns, self.level, self.block, self.dtype = columns, level, block, dtype
@@ -74,12 +68,7 @@ class Sums:
 
 
 class StackedSums:
-    """Those of the experts of one parameter.
-
-    Args:
-        count: E.
-        columns, level, block, dtype: see `Sums`.
-    """
+    """Those of the ``count`` experts of one parameter."""
 
     def __init__(self, count: int, columns: int, level: str, block: int, dtype: torch.dtype) -> None:
         self.columns = columns

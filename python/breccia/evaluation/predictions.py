@@ -28,12 +28,8 @@ def _log_probabilities(model: Any, row: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 class Predictions:
-    """What the reference predicts.
-
-    Attributes:
-        loss: of the token that follows, in nats, float64 (R, T - 1).
-        top: the token that it holds for the likeliest, int64 (R, T - 1).
-    """
+    """What the reference predicts: the loss of the token that follows, in nats, float64, and the token that it holds
+    for the likeliest, int64; both (R, T - 1)."""
 
     def __init__(self, rows: np.ndarray[Any, Any], vocabulary: int, top_k: int | None, folder: Path) -> None:
         shape = (len(rows), rows.shape[1] - 1)

@@ -18,13 +18,7 @@ __all__ = ["Rows", "rows_of_text"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of tokens.
-
-    Attributes:
-        rows: int64 (n, length).
-        available: how many tokens the text has.
-        digest: SHA-256 of the text's bytes.
-    """
+    """Rows of tokens, int64 (n, length); how many tokens the text has, and SHA-256 of its bytes."""
 
     rows: np.ndarray[Any, Any]
     available: int

@@ -19,16 +19,8 @@ __all__ = ["BrecciaExpertsMethod"]
 
 class BrecciaExpertsMethod(ExpertsMethod, FusedMoEMethodBase):  # type: ignore[misc]
     """Makes, fills and multiplies by the weights of one layer's experts, whose parameters are in modules "w13_weight"
-    and "w2_weight" by the names that they have in files.
-
-    Args:
-        recipe: what they are quantized to.
-        activations: what inputs are quantized to, or None for products with inputs as they are.
-        layer: SGLang's layer.
-
-    Raises:
-        ValueError: the layer computes something else than experts gated by SiLU without bias.
-    """
+    and "w2_weight" by the names that they have in files. Raises ValueError where the layer computes something else than
+    experts gated by SiLU without bias."""
 
     def __init__(self, recipe: ScalingRecipe, activations: ScalingRecipe | None, layer: Any) -> None:
         super().__init__(recipe, activations)

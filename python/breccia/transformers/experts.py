@@ -49,12 +49,8 @@ def why_not(experts: Any) -> str:
 
 
 class SeparateExperts(torch.nn.ModuleDict):  # type: ignore[misc]
-    """Experts whose three matrices are linear layers each, with the call of transformers' own.
-
-    Args:
-        fused: transformers' module; its activation goes on to be used, its parameters are dropped.
-        first: how the checkpoint calls the gate: "gate_proj" or "w1".
-    """
+    """Experts whose three matrices are linear layers each, with the call of transformers' own: the activation of
+    ``fused`` goes on to be used, its parameters are dropped. ``first``: how the checkpoint calls the gate."""
 
     def __init__(self, fused: Any, first: str) -> None:
         super().__init__()
@@ -116,12 +112,8 @@ class StackedLinear(QuantizedLinear):
 
 
 class GroupedExperts(torch.nn.Module):  # type: ignore[misc]
-    """Experts whose projections are stacks of matrices, with the call of transformers' own.
-
-    Args:
-        fused: transformers' module; its activation goes on to be used, its parameters move here and wait to become
-            `StackedLinear`.
-    """
+    """Experts whose projections are stacks of matrices, with the call of transformers' own: the activation of ``fused``
+    goes on to be used, its parameters move here and wait to become `StackedLinear`."""
 
     def __init__(self, fused: Any) -> None:
         super().__init__()

@@ -16,17 +16,8 @@ __all__ = ["BrecciaExpertsMethod"]
 
 
 class BrecciaExpertsMethod(ExpertsMethod, FusedMoEMethodBase):  # type: ignore[misc]
-    """Makes, fills and multiplies by the weights of one layer's experts.
-
-    Args:
-        recipe: what they are quantized to.
-        activations: what inputs are quantized to, or None for products with inputs as they are.
-        names: of parameters, by role, after "w13_" or "w2_".
-        moe: vLLM's description of the layer.
-
-    Raises:
-        ValueError: the layer computes something else than gated experts without bias.
-    """
+    """Makes, fills and multiplies by the weights of one layer's experts; ``names`` are those of parameters, by role,
+    after "w13_" or "w2_". Raises ValueError where the layer computes something else than gated experts without bias."""
 
     def __init__(
         self, recipe: ScalingRecipe, activations: ScalingRecipe | None, names: Mapping[str, str], moe: Any
