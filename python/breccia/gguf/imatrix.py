@@ -7,6 +7,7 @@ of names and numbers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 
@@ -37,9 +38,8 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, Moments]:
 
 
 def _of_gguf(path: str | os.PathLike[str]) -> dict[str, Moments]:
-    file = GgufFile(path)
-    try:
-        found = {}
+    found = {}
+    with contextlib.closing(GgufFile(path)) as file:
         for name in file.entries:
             if not name.endswith(_SUMS):
                 continue
@@ -55,9 +55,7 @@ def _of_gguf(path: str | os.PathLike[str]) -> dict[str, Moments]:
                 sums = sums[0]
             count = np.rint(np.nan_to_num(counts.reshape(sums.shape[:-1]).astype(np.float64))).astype(np.int64)
             found[base] = Moments(diag=np.array(sums, np.float32), count=count)
-        return found
-    finally:
-        file.close()
+    return found
 
 
 def _floats(file: GgufFile, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -13,7 +13,7 @@ from breccia.recipes import ScalingRecipe
 from breccia.schemes.labels import activations_label, recipe_label
 from breccia.schemes.matching import Match
 
-__all__ = ["UNSAID", "Activations", "KVCache", "Rule", "StoredScale", "Unsaid", "inputs_said"]
+__all__ = ["UNSAID", "Activations", "KVCache", "Rule", "StoredScale", "Unsaid", "inputs_said", "rules_of"]
 
 _WHEN = ("static", "dynamic", "local")
 _PER = ("tensor", "token", "group", "block", "channel", "head", "token-head")
@@ -159,6 +159,14 @@ class Rule:
         text += " with factors of inputs" if self.input_factor else ""
         text += f" + rank {self.low_rank}" if self.low_rank else ""
         return text + (f" → {self.outputs}" if isinstance(self.outputs, Activations) else "")
+
+
+def rules_of(meanings: Mapping[str, tuple[Any, ...]]) -> list[Rule]:
+    """Rules by the names of modules, one for each meaning (weights, inputs and so on) that they have."""
+    kinds: dict[tuple[Any, ...], list[Match]] = {}
+    for module, meaning in meanings.items():
+        kinds.setdefault(meaning, []).append(Match("name", module))
+    return [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
 
 
 @dataclass(frozen=True)

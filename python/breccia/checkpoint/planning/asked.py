@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from breccia.schemes.matching import Match
 from breccia.schemes.toml import cache_of, rule_of
 from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule, Unsaid
 
-__all__ = ["Amax", "Asked", "asked_of", "fitted", "grouped"]
+__all__ = ["Amax", "Asked", "asked_of", "fitted"]
 
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 # Parameters of transformers 5 that have the matrices of all experts, by the names of single ones.
@@ -220,11 +220,3 @@ def _of_line(text: Any) -> Rule:
         return rule_of(said)
     except ValueError as error:
         raise ValueError(f"rule {text!r}: {str(error).partition('): ')[2] or error}") from None
-
-
-def grouped(meanings: Mapping[str, tuple[Any, ...]]) -> tuple[Rule, ...]:
-    """Rules by names, one for each meaning (weights, inputs, outputs) of modules."""
-    groups: dict[tuple[Any, ...], list[Match]] = {}
-    for module, meaning in meanings.items():
-        groups.setdefault(meaning, []).append(Match("name", module))
-    return tuple(Rule(tuple(matches), *meaning) for meaning, matches in groups.items())

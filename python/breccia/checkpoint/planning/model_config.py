@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from breccia.bridges.parts import Found
 from breccia.bridges.written import Written
-from breccia.checkpoint.planning.asked import grouped
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.models import other_names, tied_heads
@@ -19,7 +18,7 @@ from breccia.schemes import UNSAID, Activations, ModelScheme, differences
 from breccia.schemes.dialects import Said, scheme_of
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
-from breccia.schemes.value import Unsaid
+from breccia.schemes.rules import Unsaid, rules_of
 
 __all__ = ["Config", "changed_meaning", "config_of", "made_anew", "modules_of"]
 
@@ -135,7 +134,7 @@ def _wanted(target: Target, source: ModelScheme, recipes: dict[str, ScalingRecip
     asked = None if target.asked is None else target.asked.scheme
     cache = source.kv_cache if asked is None or asked.kv_cache is UNSAID else asked.kv_cache
     apart = [rule for rule in source.rules if rule.weights is None and rule.has_activations]
-    return ModelScheme((*apart, *grouped(meanings)), cache)
+    return ModelScheme((*apart, *rules_of(meanings)), cache)
 
 
 def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.matching import Match
+from breccia.schemes.rules import rules_of
 from breccia.schemes.value import Activations, Rule, StoredScale, Unsaid
 
 __all__ = ["LINEAR", "Said", "component", "fp8", "names", "scales_of", "skipped", "weights_as_stored"]
@@ -72,11 +73,7 @@ def weights_as_stored(
     said: Said, inputs: Activations | Unsaid | None, only: Callable[[str], bool] = lambda module: True
 ) -> list[Rule]:
     """A rule for each kind of stored weights, by the modules' full names."""
-    kinds: dict[tuple[ScalingRecipe | str, Activations | Unsaid | None], list[str]] = {}
-    for module, recipe in said.weights.items():
-        if only(module):
-            kinds.setdefault((recipe, said.beside.get(module, inputs)), []).append(module)
-    return [Rule(tuple(Match("name", m) for m in modules), *meaning) for meaning, modules in kinds.items()]
+    return rules_of({m: (recipe, said.beside.get(m, inputs)) for m, recipe in said.weights.items() if only(m)})
 
 
 def scales_of(said: Said, endings: Mapping[str, tuple[str, str]]) -> tuple[StoredScale, ...]:

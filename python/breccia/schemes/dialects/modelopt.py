@@ -22,6 +22,7 @@ from breccia.recipes import (
 )
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped
 from breccia.schemes.matching import Match
+from breccia.schemes.rules import rules_of
 from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
 
 METHODS = ("modelopt", "modelopt_fp4")
@@ -82,12 +83,11 @@ def scheme(said: Said) -> ModelScheme:
 
 
 def _mixed(layers: Mapping[str, Any], said: Said) -> list[Rule]:
-    kinds: dict[tuple[Any, ...], list[Match]] = {}
+    meanings = {}
     for module, one in layers.items():
         part = mapping(one, f"modelopt: quantized_layers[{module[:80]!r}]")
-        meaning = _meaning(str(part.get("quant_algo")).upper(), part, said)
-        kinds.setdefault(meaning, []).append(Match("name", module))
-    return [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
+        meanings[module] = _meaning(str(part.get("quant_algo")).upper(), part, said)
+    return rules_of(meanings)
 
 
 def _meaning(algorithm: str, part: Mapping[str, Any], said: Said) -> tuple[Any, ...]:

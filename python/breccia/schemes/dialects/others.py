@@ -14,7 +14,7 @@ from breccia.bridges.extra_state import ENDING, from_extra_state
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
-from breccia.schemes.rules import inputs_said
+from breccia.schemes.rules import inputs_said, rules_of
 from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule, StoredScale
 
 METHODS = ("torchao", "breccia", "comfyui", "mlx", "")
@@ -72,11 +72,7 @@ def _own(told: Mapping[str, Any], said: Said) -> list[Rule]:
         m: recipes.from_dict(mapping(p, "modules")) for m, p in mapping(told.get("modules") or {}, "modules").items()
     }
     every = None if told.get("recipe") is None else recipes.from_dict(mapping(told["recipe"], "recipe"))
-    kinds: dict[Any, list[Match]] = {}
-    for module in {**own, **apart}:
-        weights = own.get(module, every or said.weights.get(module))
-        kinds.setdefault((weights, apart.get(module, most)), []).append(Match("name", module))
-    rules += [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
+    rules += rules_of({m: (own.get(m, every or said.weights.get(m)), apart.get(m, most)) for m in {**own, **apart}})
     return [*rules, *(weights_as_stored(said, most) if every is None else [Rule(LINEAR, every, most)])]
 
 
@@ -84,12 +80,11 @@ def _comfyui(told: Mapping[str, Any], said: Said) -> list[Rule]:
     """What config.json says of inputs where breccia wrote it; else what each layer's own JSON and tensors mean."""
     most, here = inputs_said(told.get("inputs")), "inputs" in told or "module_inputs" in told
     apart = {m: inputs_said(one) for m, one in mapping(told.get("module_inputs") or {}, "module_inputs").items()}
-    kinds: dict[Any, list[Match]] = {}
+    meanings = {}
     for module, weights in said.weights.items():
         own = f"{module}.comfy_quant" in said.entries and not here
-        inputs = _of_layer(module, weights, said) if own else apart.get(module, most)
-        kinds.setdefault((weights, inputs), []).append(Match("name", module))
-    return [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
+        meanings[module] = weights, _of_layer(module, weights, said) if own else apart.get(module, most)
+    return rules_of(meanings)
 
 
 def _of_layer(module: str, weights: Any, said: Said) -> Activations | None:
