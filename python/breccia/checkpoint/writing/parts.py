@@ -31,12 +31,10 @@ from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.identity import spelled
-from breccia.checkpoint.planning.plan import Files, Planner
+from breccia.checkpoint.planning.plan import Files, Plan, Planner
 from breccia.checkpoint.planning.request import Options, Request
 from breccia.checkpoint.planning.shares import shares
-from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.progress import Progress
-from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing import part_sums
 from breccia.checkpoint.writing.convert import Job
 from breccia.checkpoint.writing.work import Done, Work, check_destination, names_folder
@@ -230,7 +228,8 @@ def _opened(
             raise
         raise FileExistsError(f"{error}: it is complete, and {parts_of(place)} is not needed any more") from None
     with request.opened(source, wanted) as (checkpoint, target):
-        yield _Parts(checkpoint, destination, target, parts, show, threads, strict, checksums)
+        plan = Planner(checkpoint, target).plan(place, names_folder(destination))
+        yield _Parts(plan, parts, show, threads, strict=strict, checksums=checksums)
 
 
 class _Parts(Job):
@@ -244,22 +243,12 @@ class _Parts(Job):
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        destination: str | os.PathLike[str],
-        target: Target,
-        parts: int,
-        show: bool,
-        threads: int | None,
-        strict: bool,
-        checksums: bool,
+        self, plan: Plan, parts: int, show: bool, threads: int | None, *, strict: bool, checksums: bool
     ) -> None:
-        place = Path(destination)
-        plan = Planner(checkpoint, target).plan(place, names_folder(destination))
         super().__init__(plan, show, threads, strict=strict, checksums=checksums)
         self.kept: dict[str, Done] = {}
         self._of_parts: part_sums.OfParts = {}
-        self.show, self.parts, self.folder = show, parts, parts_of(place)
+        self.show, self.parts, self.folder = show, parts, parts_of(plan.destination)
         self.flat = [(name, choice) for name, choices in self.plan.files for choice in choices]
         self.read = self._read()
         costs = [read + choice.nbytes for read, (_, choice) in zip(self.read, self.flat, strict=True)]
