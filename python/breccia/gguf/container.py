@@ -36,6 +36,7 @@ _ARRAY_COST = 32  # strings that an array in an array counts as
 _MAX_FIELDS = 1 << 16
 _MAX_TENSORS = 1 << 17  # the largest models have half of that where each expert has its own
 _CHUNK = 1 << 20
+_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")  # types that safetensors has by these names
 
 
 class TypedArray(Sequence[Any]):
@@ -205,9 +206,8 @@ class GgufFile:
         total = math.prod(shape) // block * nbytes
         if start + total > size:
             raise ValueError(f"{where}: file must have {start + total} bytes for it, it has {size}")
-        plain = {"F32": "F32", "F16": "F16", "BF16": "BF16", "F64": "F64", "I8": "I8", "I16": "I16", "I32": "I32"}
         stored = shape if block == 1 else (*shape[:-1], columns // block * nbytes)
-        dtype = plain.get(kind, "I64" if kind == "I64" else "U8")
+        dtype = kind if kind in _PLAIN else "U8"
         self.entries[name] = Entry(name, dtype, stored, start, start + total)
         self.kinds[name], self.shapes[name] = kind, shape
 
