@@ -140,28 +140,28 @@ def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[
 @rows_only
 def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     """`to_compressed_tensors`, each tensor made when it is asked for."""
-    recipe, scale = scaled.recipe, as_numpy(scaled.scale, "scale")
-    match recipe:
+    match recipe := scaled.recipe:
         case NVFP4BlockScaling():
             return {
                 "weight_packed": part(packed_codes(scaled), "U8"),
-                "weight_scale": part(codes(scale, "scale"), "F8_E4M3"),
+                "weight_scale": part(codes(scaled.scale, "scale"), "F8_E4M3"),
                 "weight_global_scale": Part("F32", (1,), lambda: _one_divisor(scaled)),
             }
         case MXFP4BlockScaling():
             weight = part(packed_codes(scaled), "U8")
-            return {"weight_packed": weight, "weight_scale": part(codes(scale, "scale"), "U8")}
+            return {"weight_packed": weight, "weight_scale": part(codes(scaled.scale, "scale"), "U8")}
         case MXFP6BlockScaling() if recipe.fp6_format == "E2M3":
-            return {"weight_packed": packed_sixes(scaled), "weight_scale": part(codes(scale, "scale"), "U8")}
+            return {"weight_packed": packed_sixes(scaled), "weight_scale": part(codes(scaled.scale, "scale"), "U8")}
         case MXFP8BlockScaling():
             weight = part(codes(scaled.data, "data"), fp8_stored(recipe))
-            return {"weight": weight, "weight_scale": part(codes(scale, "scale"), "U8")}
+            return {"weight": weight, "weight_scale": part(codes(scaled.scale, "scale"), "U8")}
         case INT4Scaling() if carries(recipe):
-            return pack_int4(scaled, scale)
+            return pack_int4(scaled, as_numpy(scaled.scale, "scale"))
         case INT8Scaling():
-            return pack_int8(scaled, scale) if packed else store_int8(scaled, scale)
-        case DelayedScaling() | Float8CurrentScaling() | Float8BlockScaling() if scale.dtype.itemsize > 1:
-            return fp8_parts(scaled, (1,))
+            return (pack_int8 if packed else store_int8)(scaled, as_numpy(scaled.scale, "scale"))
+        case DelayedScaling() | Float8CurrentScaling() | Float8BlockScaling():
+            if as_numpy(scaled.scale, "scale").dtype.itemsize > 1:
+                return fp8_parts(scaled, (1,))
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 
