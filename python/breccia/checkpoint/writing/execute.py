@@ -248,11 +248,12 @@ def _floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
 
     def decode(piece: tuple[int, ScaledTensor], memory: Array) -> None:
         at, part = piece
-        count = math.prod(part.shape)
+        shape = part.shape
+        count = math.prod(shape)
         buffer = memory if count * size <= memory.nbytes else np.empty(count * size, np.uint8)
         out = buffer[: count * size]
-        strides = [size * math.prod(part.shape[axis + 1 :]) for axis in range(part.ndim)]
-        view = _core.Array(out.__array_interface__["data"][0], list(part.shape), strides, _NAMES[dtype])
+        strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        view = _core.Array(out.__array_interface__["data"][0], list(shape), strides, _NAMES[dtype])
         _core.dequantize_into(part._core, view)
         sink.put(name, out, at * size)
 
