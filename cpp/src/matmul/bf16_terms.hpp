@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "contract/kernel_table.hpp"
-#include "runtime/workspace.hpp"
+#include "runtime/threads.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -7,7 +7,6 @@
 
 #include "matmul/product.hpp"
 #include "runtime/threads.hpp"
-#include "runtime/workspace.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -8,9 +8,7 @@
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
 #include "matmul/choose.hpp"
-#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
-#include "runtime/workspace.hpp"
 #include "tensor/checks.hpp"
 #include "tensor/number.hpp"
 

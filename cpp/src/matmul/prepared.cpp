@@ -2,13 +2,11 @@
 #include "breccia/prepared.hpp"
 
 #include "matmul/interleaved.hpp"
-#include "runtime/ieee_arithmetic.hpp"
+#include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
-
-constexpr std::size_t cache_line = 64;
 
 bool is_aligned(const ScaledTensor& w) {
     return reinterpret_cast<std::uintptr_t>(w.data().data) % cache_line == 0 &&

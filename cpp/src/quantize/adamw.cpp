@@ -7,9 +7,7 @@
 
 #include "breccia/error.hpp"
 #include "contract/kernel_table.hpp"
-#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
-#include "runtime/workspace.hpp"
 #include "tensor/checks.hpp"
 
 namespace breccia::inline v0_4 {

@@ -7,7 +7,6 @@
 #include "breccia/ops.hpp"
 #include "quantize/hadamard.hpp"
 #include "quantize/quantizer.hpp"
-#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 

@@ -9,7 +9,6 @@
 #include "breccia/error.hpp"
 #include "contract/compare_kernels.hpp"
 #include "quantize/paired_rows.hpp"
-#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 
 namespace breccia::inline v0_4 {

@@ -5,7 +5,6 @@
 #include "breccia/error.hpp"
 #include "breccia/ops.hpp"
 #include "quantize/row_source.hpp"
-#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 #include "tensor/matrix_view.hpp"

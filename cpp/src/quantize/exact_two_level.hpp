@@ -9,7 +9,7 @@
 
 #include "quantize/block_writer.hpp"
 #include "quantize/stored_blocks.hpp"
-#include "runtime/workspace.hpp"
+#include "runtime/threads.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -19,7 +19,6 @@
 #include "quantize/cholesky.hpp"
 #include "quantize/one_code.hpp"
 #include "quantize/quantizer.hpp"
-#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 

@@ -10,7 +10,7 @@
 #include "quantize/expanded.hpp"
 #include "quantize/scale_choice.hpp"
 #include "quantize/weighted_choice.hpp"
-#include "runtime/ieee_arithmetic.hpp"
+#include "runtime/threads.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {

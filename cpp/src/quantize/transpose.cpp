@@ -13,7 +13,6 @@
 
 #include "breccia/error.hpp"
 #include "quantize/quantizer.hpp"
-#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 

@@ -9,7 +9,6 @@
 #include "matmul/interleaved.hpp"
 #include "matmul/paths/paths.hpp"
 #include "runtime/threads.hpp"
-#include "runtime/workspace.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {

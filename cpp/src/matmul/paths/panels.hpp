@@ -9,7 +9,6 @@
 #include "breccia/cpu.hpp"
 #include "matmul/product.hpp"
 #include "runtime/threads.hpp"
-#include "runtime/workspace.hpp"
 
 namespace breccia::inline v0_4 {
 
