@@ -10,7 +10,6 @@
 #include "matmul/choose.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
-#include "tensor/number.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {

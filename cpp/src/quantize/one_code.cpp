@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "quantize/quantizer.hpp"
-#include "tensor/number.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "tensor/number.hpp"
-
 namespace breccia::inline v0_4 {
 namespace {
 
@@ -42,24 +40,23 @@ std::int64_t col_stride_of(const Array& array, int axis) {
     return has_steps(array, axis) ? array.strides.end()[axis] : static_cast<std::int64_t>(array.type.size());
 }
 
-// The scale array's strides for a (rows, columns) grid in storage order: zero along an axis it does not have.
-struct GridStrides {
-    std::int64_t row = 0, col = 0;
+// Scales or zero points of one matrix of the batch, as a (rows, columns) grid in storage order: with stride 0 along an
+// axis that the array does not have.
+struct GridView {
+    const std::byte* data = nullptr;
+    std::int64_t row_stride = 0, col_stride = 0;
 };
 
-GridStrides grid_strides(const Array& array, const Layout& layout, std::size_t data_rank) {
-    if (layout.kind == LayoutKind::per_tensor) return {};
-    if (array.rank() < data_rank)
-        return {.row = row_stride_of(array, -1), .col = 0};  // PerChannel without its constant axis
-    return {.row = row_stride_of(array, other_axis(layout.axis)), .col = col_stride_of(array, layout.axis)};
-}
-
-const std::byte* grid_data(const Array& array, const Layout& layout, std::size_t data_rank, const Shape& batch,
-                           std::int64_t index) {
+GridView grid_view(const Array& array, const ScaledTensor& scaled, const Shape& batch, std::int64_t index) {
     const auto* data = array.as<const std::byte>();
-    if (layout.kind == LayoutKind::per_tensor) return data;
+    const Layout& layout = scaled.layout();
+    if (layout.kind == LayoutKind::per_tensor) return {.data = data};
     // Only the axes of the batch count. PerChannel may be without its constant axis.
-    return data + batch_offset(array, batch, index, array.rank() < data_rank ? 1 : 2);
+    if (array.rank() < scaled.shape().size())
+        return {.data = data + batch_offset(array, batch, index, 1), .row_stride = row_stride_of(array, -1)};
+    return {.data = data + batch_offset(array, batch, index),
+            .row_stride = row_stride_of(array, other_axis(layout.axis)),
+            .col_stride = col_stride_of(array, layout.axis)};
 }
 
 }  // namespace
@@ -129,7 +126,6 @@ void OutputMatrix::write(const KernelTable& kernels, std::int64_t row, std::int6
 
 ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::int64_t index) {
     const Layout& layout = scaled.layout();
-    const std::size_t rank = scaled.shape().size();
     const Array& data = scaled.data();
     ScaledMatrix m;
     m.element = scaled.recipe().element;
@@ -144,17 +140,13 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     m.col_stride = col_stride_of(data, layout.axis);
 
     m.scale_type = scaled.scale_type();
-    m.scale = grid_data(scaled.scale(), layout, rank, batch, index);
-    const GridStrides strides = grid_strides(scaled.scale(), layout, rank);
-    m.scale_row_stride = strides.row;
-    m.scale_col_stride = strides.col;
+    const GridView scales = grid_view(scaled.scale(), scaled, batch, index);
+    m.scale = scales.data, m.scale_row_stride = scales.row_stride, m.scale_col_stride = scales.col_stride;
     m.expanded = scaled.recipe().is_expanded();
     if (const auto& zero_point = scaled.zero_point()) {
-        m.zero_point = grid_data(*zero_point, layout, rank, batch, index);
+        const GridView zeros = grid_view(*zero_point, scaled, batch, index);
+        m.zero_point = zeros.data, m.zero_row_stride = zeros.row_stride, m.zero_col_stride = zeros.col_stride;
         m.zero_point_type = zero_point->type;
-        const GridStrides zero_strides = grid_strides(*zero_point, layout, rank);
-        m.zero_row_stride = zero_strides.row;
-        m.zero_col_stride = zero_strides.col;
     }
     if (const auto& global = scaled.global_scale()) {
         const std::int64_t offset = global->size() == 1 ? 0 : batch_offset(*global, batch, index);
