@@ -31,7 +31,6 @@ public:
     }
     std::int64_t& operator[](std::string_view field) { return numbers_[place_of(field)]; }
     std::int64_t operator[](std::string_view field) const { return numbers_[place_of(field)]; }
-    [[nodiscard]] const FieldSpec& spec(std::string_view field) const { return specs_[place_of(field)]; }
 
 private:
     [[nodiscard]] std::size_t place_of(std::string_view field) const {
@@ -343,17 +342,16 @@ namespace {
 
 // A field of a type: enumerators stand for the choices in their order.
 struct TypedField {
-    std::string_view name;
     FieldValue value;
 
     template <class T>
-    TypedField(std::string_view field, T x) : name(field) {
+    TypedField(T x) {
         if constexpr (std::is_enum_v<T>)
             value = std::int64_t{static_cast<std::uint8_t>(x)};
         else
             value = x;
     }
-    TypedField(std::string_view field, std::optional<std::int64_t> x) : name(field) {
+    TypedField(std::optional<std::int64_t> x) {
         if (x) value = *x;
     }
 };
@@ -365,10 +363,15 @@ std::int64_t number_of(const FieldSpec& spec, const TypedField& field) {
     return choice_of(spec, "choice " + std::to_string(place));
 }
 
+// `fields`: in the order of the row's, but for those that have one value alone.
 Recipe recipe_of(std::string_view short_name, std::initializer_list<TypedField> fields) {
     const RecipeRow& row = *std::ranges::find(rows, short_name, &RecipeRow::short_name);
     FieldNumbers numbers(row.fields);
-    for (const TypedField& field : fields) numbers[field.name] = number_of(numbers.spec(field.name), field);
+    const TypedField* field = fields.begin();
+    for (const FieldSpec& spec : row.fields) {
+        const bool one_choice = spec.kind == Kind::choice && spec.text.find('|') == std::string_view::npos;
+        if (spec.kind != Kind::fixed && !one_choice) numbers[spec.name] = number_of(spec, *field++);
+    }
     return named(row, numbers);
 }
 
@@ -376,60 +379,21 @@ Recipe recipe_of(std::string_view short_name, std::initializer_list<TypedField> 
 
 namespace recipes {
 
-delayed::operator Recipe() const {
-    return recipe_of("delayed", {{"fp8_format", fp8_format},
-                                 {"amax_history_len", amax_history_len},
-                                 {"margin", margin},
-                                 {"scale_rule", scale_rule}});
-}
-current::operator Recipe() const {
-    return recipe_of("current", {{"fp8_format", fp8_format},
-                                 {"granularity", granularity},
-                                 {"scale_rule", scale_rule},
-                                 {"scale_search", scale_search}});
-}
+delayed::operator Recipe() const { return recipe_of("delayed", {fp8_format, amax_history_len, margin, scale_rule}); }
+current::operator Recipe() const { return recipe_of("current", {fp8_format, granularity, scale_rule, scale_search}); }
 block::operator Recipe() const {
-    return recipe_of("block", {{"fp8_format", fp8_format},
-                               {"block_k", block_k},
-                               {"block_m", block_m},
-                               {"scale_format", scale_format},
-                               {"scale_search", scale_search}});
+    return recipe_of("block", {fp8_format, block_k, block_m, scale_format, scale_search});
 }
-expanded::operator Recipe() const {
-    return recipe_of("expanded", {{"fp8_format", fp8_format}, {"group_size", group_size}});
-}
-mxfp8::operator Recipe() const {
-    return recipe_of("mxfp8",
-                     {{"fp8_format", fp8_format}, {"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
-}
-mxfp6::operator Recipe() const {
-    return recipe_of("mxfp6",
-                     {{"fp6_format", fp6_format}, {"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
-}
-mxfp4::operator Recipe() const {
-    return recipe_of("mxfp4", {{"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
-}
-nvfp4::operator Recipe() const {
-    return recipe_of("nvfp4", {{"two_level", two_level},
-                               {"scale_search", scale_search},
-                               {"scale_rule", scale_rule},
-                               {"global_scale_form", global_scale_form}});
-}
+expanded::operator Recipe() const { return recipe_of("expanded", {fp8_format, group_size}); }
+mxfp8::operator Recipe() const { return recipe_of("mxfp8", {fp8_format, scale_rounding, scale_search}); }
+mxfp6::operator Recipe() const { return recipe_of("mxfp6", {fp6_format, scale_rounding, scale_search}); }
+mxfp4::operator Recipe() const { return recipe_of("mxfp4", {scale_rounding, scale_search}); }
+nvfp4::operator Recipe() const { return recipe_of("nvfp4", {two_level, scale_search, scale_rule, global_scale_form}); }
 int4::operator Recipe() const {
-    return recipe_of("int4", {{"group_size", group_size},
-                              {"signed", is_signed},
-                              {"scale_dtype", scale_dtype},
-                              {"symmetric", symmetric},
-                              {"scale_search", scale_search}});
+    return recipe_of("int4", {group_size, is_signed, scale_dtype, symmetric, scale_search});
 }
-int8::operator Recipe() const {
-    return recipe_of("int8", {{"group_size", group_size},
-                              {"scale_dtype", scale_dtype},
-                              {"symmetric", symmetric},
-                              {"scale_search", scale_search}});
-}
-
-int8_expanded::operator Recipe() const { return recipe_of("int8_expanded", {{"group_size", group_size}}); }
+int8::operator Recipe() const { return recipe_of("int8", {group_size, scale_dtype, symmetric, scale_search}); }
+int8_expanded::operator Recipe() const { return recipe_of("int8_expanded", {group_size}); }
 
 }  // namespace recipes
 
