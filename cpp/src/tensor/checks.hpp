@@ -28,6 +28,11 @@ private:
     std::size_t count_ = 0;
 };
 
+/// The name of a scale's type or format.
+inline std::string name_of(ScaleType type) {
+    return std::string(is_coded(type) ? info(format_of_scale(type)).name : name_of(static_cast<DType>(type)));
+}
+
 /// Throws Error unless element, scale, rule and search are ones there are: what a tensor that exists needs of its
 /// recipe, which a cast need not be able to follow.
 void check_enumerators(const Recipe& recipe);

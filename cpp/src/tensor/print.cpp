@@ -3,14 +3,9 @@
 
 #include <ostream>
 
+#include "tensor/checks.hpp"
+
 namespace breccia::inline v0_4 {
-namespace {
-
-std::string name_of_scale(ScaleType type) {
-    return std::string(is_coded(type) ? info(format_of_scale(type)).name : name_of(static_cast<DType>(type)));
-}
-
-}  // namespace
 
 std::string to_string(const Layout& layout) {
     std::string fields;
@@ -24,7 +19,7 @@ std::string to_string(const Layout& layout) {
 
 std::string to_string(const Recipe& recipe) {
     std::string text = recipe.name.empty() ? "Recipe" : std::string(recipe.name);
-    text += "(" + std::string(info(recipe.element).name) + ", " + name_of_scale(recipe.scale) + " scales, " +
+    text += "(" + std::string(info(recipe.element).name) + ", " + name_of(recipe.scale) + " scales, " +
             to_string(recipe.layout);
     if (recipe.has_zero_point()) text += ", zero points";
     if (recipe.is_expanded()) text += ", exponents";

@@ -14,21 +14,6 @@ bool is_nvfp4(ScaleRule rule) { return traits_of(rule).scales == RuleScales::e4m
     throw_value("recipe." + field + " must be " + requirement + ", got " + value);
 }
 
-}  // namespace
-
-void check_enumerators(const Recipe& recipe) {
-    const auto check = [](const char* field, auto value, auto last) {
-        if (value > last)
-            reject(field, "at most " + std::to_string(static_cast<int>(last)), std::to_string(static_cast<int>(value)));
-    };
-    check("element", recipe.element, Format{static_cast<std::uint8_t>(format_table.size() - 1)});
-    check("scale", recipe.scale, ScaleType::e4m3);
-    check("rule", recipe.rule, last_scale_rule);
-    check("search", recipe.search, ScaleSearch::mse);
-}
-
-namespace {
-
 void check_element(const Recipe& recipe) {
     const FormatInfo& element = info(recipe.element);
     const std::string name(element.name);
@@ -41,10 +26,6 @@ void check_element(const Recipe& recipe) {
         reject("element", "an integer format for a rule with zero points", name);
     if (recipe.is_expanded() && (element.bits != 8 || element.lowest >= 0))
         reject("element", "a signed format of 8 bits for a rule with exponents", name);
-}
-
-std::string name_of(ScaleType type) {
-    return std::string(is_coded(type) ? info(format_of_scale(type)).name : breccia::name_of(static_cast<DType>(type)));
 }
 
 void check_scale(const Recipe& recipe) {
@@ -73,12 +54,23 @@ void check_layout(const Recipe& recipe) {
     validate(recipe.layout);
     if (recipe.layout.axis != -1) reject("layout.axis", "-1: a cast packs codes along the last axis", "-2");
     if (recipe.is_expanded() && recipe.layout.kind != LayoutKind::per_block_k)
-        reject("layout", "PerBlockK for a rule with exponents", std::string(breccia::name_of(recipe.layout.kind)));
+        reject("layout", "PerBlockK for a rule with exponents", std::string(name_of(recipe.layout.kind)));
     if (recipe.ragged && recipe.layout.kind != LayoutKind::per_block_mn)
         reject("ragged", "false unless the layout is PerBlockMN", "true");
 }
 
 }  // namespace
+
+void check_enumerators(const Recipe& recipe) {
+    const auto check = [](const char* field, auto value, auto last) {
+        if (value > last)
+            reject(field, "at most " + std::to_string(static_cast<int>(last)), std::to_string(static_cast<int>(value)));
+    };
+    check("element", recipe.element, Format{static_cast<std::uint8_t>(format_table.size() - 1)});
+    check("scale", recipe.scale, ScaleType::e4m3);
+    check("rule", recipe.rule, last_scale_rule);
+    check("search", recipe.search, ScaleSearch::mse);
+}
 
 void validate(const Recipe& recipe) {
     check_enumerators(recipe);

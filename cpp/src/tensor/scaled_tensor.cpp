@@ -49,27 +49,20 @@ void ScaledTensor::check_data() {
 void ScaledTensor::check_scale() {
     const ElementType type = scale_.type;
     const bool coded = is_coded(recipe_.scale);
+    const auto codes_of = [&](ScaleType scale) { return type.is_codes() && type.format() == format_of_scale(scale); };
     // Codes in an array of numbers would be off by orders of magnitude, but numbers are numbers whatever their width.
-    if (type.is_number() && !coded) {
+    if (type.is_number() && !coded)
         scale_type_ = static_cast<ScaleType>(type.dtype());
-        return;
-    }
-    if (coded &&
-        (type == ElementType::uint8() || (type.is_codes() && type.format() == format_of_scale(recipe_.scale)))) {
+    else if (coded && (type == ElementType::uint8() || codes_of(recipe_.scale)))
         scale_type_ = recipe_.scale;
-        return;
-    }
-    if (type.is_codes() && type.format() == format_of<Float8E8M0FNU>) {
+    else if (codes_of(ScaleType::e8m0))
         scale_type_ = ScaleType::e8m0;
-        return;
-    }
-    if (recipe_.scale == ScaleType::bfloat16 && type.is_half_word()) {
+    else if (recipe_.scale == ScaleType::bfloat16 && type.is_half_word())
         scale_type_ = ScaleType::bfloat16;
-        return;
-    }
-    const std::string wanted = coded ? "uint8 or " + std::string(info(format_of_scale(recipe_.scale)).name) + " codes"
-                                     : "a float32, float16 or bfloat16 array";
-    throw_type("scale must be " + wanted + " for " + std::string(recipe_.name) + ", got dtype " + type.name());
+    else
+        throw_type("scale must be " +
+                   (coded ? "uint8 or " + name_of(recipe_.scale) + " codes" : "a float32, float16 or bfloat16 array") +
+                   " for " + std::string(recipe_.name) + ", got dtype " + type.name());
 }
 
 // Whether 4-bit data is packed follows from its type where that says so, else from the logical shape where it was
