@@ -192,13 +192,16 @@ struct Variant {
     Variant& operator=(const Variant&) = delete;
 };
 
-#if defined(BRECCIA_AVX2) || defined(BRECCIA_AVX512) || defined(BRECCIA_NEON)
-MatmulKernels with_integers(const KernelTable& base, const IntegerKernels* integers) {
-    MatmulKernels kernels = base.matmul;
-    kernels.integers = integers;
-    return kernels;
+// The same with products of integers by the instructions for them where the processor has those, else by `Others`.
+template <const KernelTable& Base, const IntegerKernels& Quickest, const IntegerKernels* Others>
+[[maybe_unused]] const KernelTable* with_integers(bool has_instructions) {
+    static const Variant variant(Base.name, Base, [&] {
+        MatmulKernels kernels = Base.matmul;
+        kernels.integers = has_instructions ? &Quickest : Others;
+        return kernels;
+    }());
+    return &variant.table;
 }
-#endif
 
 #ifdef BRECCIA_AMX
 // avx512_bf16 but for the products that are quicker otherwise.
@@ -224,38 +227,6 @@ const KernelTable* amx_kernels() {
 }
 #endif
 
-#ifdef BRECCIA_AVX2
-// avx2, with products of integers by the instructions for them (AVX-VNNI) where the processor has those.
-const KernelTable* avx2_kernels() {
-    const IntegerKernels* integers = features().avx_vnni ? &avx2::integer_vnni_kernels : &avx2::integer_kernels;
-    static const Variant variant("avx2", avx2::kernels, with_integers(avx2::kernels, integers));
-    return &variant.table;
-}
-#endif
-
-#ifdef BRECCIA_AVX512
-// avx512, with products of integers by the instructions for them (VNNI) or by AVX2's.
-const KernelTable* avx512_kernels() {
-    const IntegerKernels* integers = features().avx512_vnni ? &avx512::integer_kernels : &avx2::integer_kernels;
-    static const Variant variant("avx512", avx512::kernels, with_integers(avx512::kernels, integers));
-    return &variant.table;
-}
-#endif
-
-#ifdef BRECCIA_NEON
-// neon, with products of integers where the processor has the instructions for them.
-const KernelTable* neon_kernels() {
-    const IntegerKernels* integers = features().dotprod ? &neon::integer_kernels : nullptr;
-    static const Variant variant("neon", neon::kernels, with_integers(neon::kernels, integers));
-    return &variant.table;
-}
-#endif
-
-template <const KernelTable* Table>
-const KernelTable* table_of() {
-    return Table;
-}
-
 struct Backend {
     std::string_view name;
     bool (*supported)();
@@ -264,24 +235,32 @@ struct Backend {
 
 // From the slowest to the fastest.
 constexpr Backend backends[] = {
-    {"portable", [] { return true; }, table_of<&portable::kernels>},
+    {"portable", [] { return true; }, [] { return &portable::kernels; }},
 #ifdef BRECCIA_X86
     {.name = "avx2",
      .supported = [] { return features().avx2; },
 #ifdef BRECCIA_AVX2
-     .table = avx2_kernels
+     .table =
+         [] {
+             return with_integers<avx2::kernels, avx2::integer_vnni_kernels, &avx2::integer_kernels>(
+                 features().avx_vnni);
+         }
 #endif
     },
     {.name = "avx512",
      .supported = [] { return features().avx512; },
 #ifdef BRECCIA_AVX512
-     .table = avx512_kernels
+     .table =
+         [] {
+             return with_integers<avx512::kernels, avx512::integer_kernels, &avx2::integer_kernels>(
+                 features().avx512_vnni);
+         }
 #endif
     },
     {.name = "avx512_bf16",
      .supported = has_avx512_bf16,
 #ifdef BRECCIA_AVX512_BF16
-     .table = table_of<&avx512_bf16::kernels>
+     .table = [] { return &avx512_bf16::kernels; }
 #endif
     },
 #ifndef _WIN32
@@ -297,7 +276,7 @@ constexpr Backend backends[] = {
     {.name = "neon",
      .supported = [] { return features().neon; },
 #ifdef BRECCIA_NEON
-     .table = neon_kernels
+     .table = [] { return with_integers<neon::kernels, neon::integer_kernels, nullptr>(features().dotprod); }
 #endif
     },
 #endif
