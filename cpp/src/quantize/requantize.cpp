@@ -12,20 +12,6 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-class ScaledSource final : public RowSource {
-public:
-    ScaledSource(const ScaledTensor& scaled, const Recipe& recipe)
-        : RowSource(breccia::kernels(), &stored_), stored_(scaled, recipe) {}
-
-    const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
-                      Scratch& scratch) const override {
-        return stored_.read(kernels(), matrix, row, begin, n, scratch);
-    }
-
-private:
-    StoredBlocks stored_;
-};
-
 bool changes_nothing(const ScaledTensor& scaled, const Recipe& recipe) {
     return recipe == scaled.recipe() && recipe.name == scaled.recipe().name && recipe.layout == scaled.layout();
 }
@@ -55,7 +41,7 @@ void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const Cas
     check_output(out, plan_cast(scaled.shape(), recipe), recipe);
     check_no_overlap(out, scaled);
     if (changes_nothing(scaled, recipe) && copied(scaled, out)) return;
-    quantize(ScaledSource(scaled, recipe), scaled.shape(), recipe, out);
+    quantize(StoredBlocks(scaled, recipe), scaled.shape(), recipe, out);
 }
 
 ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe) {

@@ -6,7 +6,8 @@
 namespace breccia::inline v0_4 {
 
 StoredBlocks::StoredBlocks(const ScaledTensor& scaled, const Recipe& recipe)
-    : axis_(scaled.layout().axis),
+    : RowSource(breccia::kernels(), this),
+      axis_(scaled.layout().axis),
       one_scale_(scaled.scale().size() == 1 && (!scaled.global_scale() || scaled.global_scale()->size() == 1)) {
     const Shape batch = batch_shape(scaled.shape());
     if (element_count(scaled.shape()) == 0) return;  // of any number of matrices, none of which will be read
@@ -16,16 +17,16 @@ StoredBlocks::StoredBlocks(const ScaledTensor& scaled, const Recipe& recipe)
     if (global && global->size() == 1 && same_form) global_ = matrices_.front().global_scale;
 }
 
-const float* StoredBlocks::read(const KernelTable& kernels, std::int64_t matrix, std::int64_t row, std::int64_t begin,
-                                std::int64_t n, Scratch& scratch) const {
+const float* StoredBlocks::read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
+                                Scratch& scratch) const {
     scratch.values.resize(static_cast<std::size_t>(n));
     float* out = scratch.values.data();
     if (n == 0) return out;  // of an empty tensor, which has no matrix here
     const ScaledMatrix& stored = matrices_[static_cast<std::size_t>(matrix)];
     if (axis_ == -1)
-        stored.read(kernels, row, begin, n, scratch, out);
+        stored.read(kernels(), row, begin, n, scratch, out);
     else
-        for (std::int64_t i = 0; i < n; ++i) stored.read(kernels, begin + i, row, 1, scratch, out + i);
+        for (std::int64_t i = 0; i < n; ++i) stored.read(kernels(), begin + i, row, 1, scratch, out + i);
     return out;
 }
 

@@ -11,14 +11,13 @@
 
 namespace breccia::inline v0_4 {
 
-class StoredBlocks {
+class StoredBlocks final : public RowSource {
 public:
     /// `recipe`: what the tensor is quantized to.
     StoredBlocks(const ScaledTensor& scaled, const Recipe& recipe);
 
-    /// Elements [begin, begin + n) of a row.
-    const float* read(const KernelTable& kernels, std::int64_t matrix, std::int64_t row, std::int64_t begin,
-                      std::int64_t n, Scratch& scratch) const;
+    const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
+                      Scratch& scratch) const override;
     /// The scale of the one stored block that holds the whole block, if one does.
     [[nodiscard]] std::optional<float> scale(const BlockRange& block) const;
     /// `scale` of `count` adjacent blocks, the first of which is `first`; 0 where there is none.
