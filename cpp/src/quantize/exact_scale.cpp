@@ -8,24 +8,20 @@ namespace breccia::inline v0_4 {
 namespace {
 
 std::optional<std::uint32_t> stored_bits(float scale, ScaleType type) {
+    const auto if_exact = [&](float stored, std::uint32_t bits) {
+        return stored == scale ? std::optional(bits) : std::nullopt;
+    };
+    const auto half = [&](auto rounded) { return if_exact(to_float(rounded), rounded.bits); };
+    const auto coded = [&]<class C>(C /*codec*/) {
+        const std::uint8_t code = C::encode(scale);
+        return if_exact(C::decode(code), code);
+    };
     switch (type) {
         case ScaleType::float32: return bits_of(scale);
-        case ScaleType::float16: {
-            const Float16 half = to_float16(scale);
-            return to_float(half) == scale ? std::optional<std::uint32_t>(half.bits) : std::nullopt;
-        }
-        case ScaleType::bfloat16: {
-            const BFloat16 half = to_bfloat16(scale);
-            return to_float(half) == scale ? std::optional<std::uint32_t>(half.bits) : std::nullopt;
-        }
-        case ScaleType::e8m0: {
-            const std::uint8_t code = Float8E8M0FNU::encode(scale);
-            return Float8E8M0FNU::decode(code) == scale ? std::optional<std::uint32_t>(code) : std::nullopt;
-        }
-        case ScaleType::e4m3: {
-            const std::uint8_t code = Float8E4M3FN::encode(scale);
-            return Float8E4M3FN::decode(code) == scale ? std::optional<std::uint32_t>(code) : std::nullopt;
-        }
+        case ScaleType::float16: return half(to_float16(scale));
+        case ScaleType::bfloat16: return half(to_bfloat16(scale));
+        case ScaleType::e8m0: return coded(Float8E8M0FNU{});
+        case ScaleType::e4m3: return coded(Float8E4M3FN{});
         default: return std::nullopt;
     }
 }
