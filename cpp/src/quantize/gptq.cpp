@@ -17,7 +17,6 @@
 #include "breccia/error.hpp"
 #include "breccia/formats.hpp"
 #include "quantize/cholesky.hpp"
-#include "quantize/one_code.hpp"
 #include "quantize/quantizer.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
@@ -27,8 +26,6 @@ namespace {
 
 constexpr std::int64_t band_floats = std::int64_t{1} << 25;  // of the rows that are worked on together
 constexpr std::int64_t batch_cols = 128;  // columns whose remainders feed each other before a product feeds the rest
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // The moments as one matrix, or one for each of the batch, whole or of runs of neighbours alone; checked. They are read
 // where they are, which may be a file.
@@ -189,6 +186,87 @@ private:
     double mean_ = 1, damp_ = 0;
     std::int64_t dead_ = 0;
     bool factored_ = false;
+};
+
+// A quantized tensor whose scales stand and whose codes are put in one at a time.
+class OneCode {
+public:
+    // `out` holds what a cast of a tensor of that shape and amax gave.
+    OneCode(const Recipe& recipe, const Shape& shape, const CastOutput& out, float amax)
+        : grid_(recipe.layout.grid(shape)),
+          format_(info(recipe.element)),
+          packed_(is_packed(recipe.element)),
+          integer_(format_.family == CodecFamily::integer),
+          whole_(recipe.layout.kind == LayoutKind::per_tensor),
+          row_bytes_(packed_ ? (grid_.cols + 1) / 2 : grid_.cols),
+          codes_(out.data.as<std::uint8_t>()),
+          multiply_(is_coded(recipe.scale)) {
+        const std::int64_t count = element_count(out.scale.shape);
+        ScaleParams params{.rule = recipe.rule, .type = recipe.scale, .two_level = recipe.two_level};
+        if (recipe.two_level) set_global_levels(params, amax);
+        CodedScales coded{};
+        if (multiply_) kernels().importance.coded_scales(params, coded);
+        for (std::int64_t i = 0; i < count; ++i) {
+            if (multiply_) {
+                const std::uint8_t code = out.scale.as<std::uint8_t>()[i];
+                const bool known = code >= coded.lowest && code <= coded.highest;
+                scales_.push_back(known ? coded.decoded[code] : NAN);
+                factors_.push_back(coded.factor[code]);
+            } else {
+                // Bfloat16 numbers may come as half-words: the recipe knows the type.
+                const auto type = static_cast<DType>(recipe.scale);
+                const auto offset = i * static_cast<std::int64_t>(size_of(type));
+                scales_.push_back(load_number<float>(out.scale.as<std::byte>() + offset, type));
+                factors_.push_back(scales_.back());
+            }
+            float zero = 0;
+            if (out.zero_point)
+                zero = format_.lowest < 0 ? static_cast<float>(out.zero_point->as<std::int8_t>()[i])
+                                          : static_cast<float>(out.zero_point->as<std::uint8_t>()[i]);
+            zero_points_.push_back(zero);
+        }
+    }
+
+    [[nodiscard]] const BlockGrid& grid() const { return grid_; }
+
+    // Stores the code nearest to x + added as an element's, and returns x minus the value of that code. An element
+    // that is not finite, or whose scale is not, keeps its code, and 0 is returned. Threads must not share a row: two
+    // codes of it may be in one byte.
+    float put(std::int64_t matrix, std::int64_t row, std::int64_t col, float x, float added) const {
+        const std::int64_t block_row = matrix * grid_.grid_rows() + row / grid_.block_rows;
+        const auto block =
+            static_cast<std::size_t>(whole_ ? 0 : block_row * grid_.grid_cols() + col / grid_.block_cols);
+        const float scale = scales_[block], value = x + added;
+        if (!is_finite(x) || !is_finite(scale)) return 0;
+        const std::uint8_t code =
+            code_of(multiply_ ? value * factors_[block] : value / factors_[block], zero_points_[block]);
+        std::uint8_t* codes = codes_ + (matrix * grid_.rows + row) * row_bytes_;
+        if (packed_) {
+            std::uint8_t& byte = codes[col / 2];
+            const int shift = col % 2 != 0 ? 4 : 0;
+            byte = static_cast<std::uint8_t>((byte & (0xF0 >> shift)) | (code & 15) << shift);
+        } else {
+            codes[col] = code;
+        }
+        return x - (format_.decode(code) - zero_points_[block]) * scale;
+    }
+
+private:
+    // As round_integer of the kernels, and the formats' own encoders.
+    [[nodiscard]] std::uint8_t code_of(float scaled, float zero_point) const {
+        if (!integer_) return format_.encode(scaled);
+        const float low = format_.lowest - zero_point, high = format_.max - zero_point;
+        return format_.encode(std::nearbyint(scaled < low ? low : scaled > high ? high : scaled) + zero_point);
+    }
+
+    BlockGrid grid_;
+    const FormatInfo& format_;
+    bool packed_, integer_, whole_;
+    std::int64_t row_bytes_;
+    std::uint8_t* codes_;
+    bool multiply_;
+    std::vector<float> factors_, scales_;  // of blocks: see BlockScale
+    std::vector<float> zero_points_;
 };
 
 // Rows of one matrix of weights, and of these the columns of one group.

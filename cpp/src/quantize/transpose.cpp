@@ -22,8 +22,6 @@ namespace {
 constexpr int nan_scale = 255;        // of E8M0
 constexpr std::int64_t run_rows = 8;  // that are turned together
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 // What becomes of a code when the scale of its block grows by 2^d. The low byte is the code nearest to its value times
 // 2^-d; rounded_bit is set where that code has another value, lost_bit too where it is zero and the value was not.
 using Move = std::uint32_t;
