@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "breccia/error.hpp"
-#include "contract/compare_kernels.hpp"
+#include "contract/kernel_table.hpp"
 #include "quantize/paired_rows.hpp"
 #include "runtime/threads.hpp"
 

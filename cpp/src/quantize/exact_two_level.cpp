@@ -9,6 +9,7 @@
 #include <span>
 
 #include "quantize/scale_choice.hpp"
+#include "runtime/threads.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -17,12 +18,27 @@ constexpr float e2m1_magnitudes[] = {6, 4, 3, 2, 1.5F, 1, 0.5F};
 constexpr std::uint8_t own_scale = std::size(e2m1_magnitudes);  // the option after amax over each of them
 constexpr float significands[] = {8, 12, 10, 14, 9, 11, 13, 15};
 
-using Block = TwoLevels::Block;
-using Chosen = TwoLevels::Chosen;
+// A block, and what its scale may be: the source's own, or its amax over one of E2M1's magnitudes.
+struct Block {
+    float amax, own;       // own: without its sign
+    std::uint8_t kept;     // a bit for each option under which no value is lost
+    bool has_nan, turned;  // turned: the source's scale is negative
 
-class Search {
+    [[nodiscard]] bool is_free() const { return has_nan || amax == 0; }  // whatever the global scale
+    [[nodiscard]] float scale(std::size_t option) const {
+        return option == own_scale ? own : amax / e2m1_magnitudes[option];
+    }
+    [[nodiscard]] bool keeps(std::size_t option) const { return (kept >> option & 1U) != 0; }
+};
+
+// An option, and the E4M3 code that makes its scale with the global one; code 0 where every option loses something.
+struct Chosen {
+    std::uint8_t option, code;
+};
+
+class TwoLevels {
 public:
-    Search(const BlockWalk& walk, const Recipe& recipe)
+    TwoLevels(const BlockWalk& walk, const Recipe& recipe)
         : walk_(walk),
           stored_(*walk.source.stored()),
           count_(walk.matrices * walk.grid.rows * walk.grid.grid_cols()),
@@ -31,31 +47,53 @@ public:
           blocks_(count_),
           chosen_(count_) {}
 
-    std::optional<TwoLevels> run() {
+    // The global scale, as the recipe stores it, under which the blocks then have the scales that they keep.
+    std::optional<float> find() {
         // Nearly always every block keeps its values under the source's own scales: these are tried for all blocks
         // before any other.
         if (!read_blocks(true)) return any_scales();
         const std::optional<float> source = stored_.global_scale();
-        if (source) return fits(*source) ? levels(*source) : any_scales();
+        if (source) return fits(*source) ? source : any_scales();
         const float own = largest_own();
         if (own == 0) return std::nullopt;  // every block is free
         const float global = global_for(own, top_of(own));
-        return fits(global) ? levels(global) : any_scales();
+        return fits(global) ? global : any_scales();
+    }
+
+    void write(float global, const BlockWriter& to) const {
+        to.write_global_scale(global);
+        const std::int64_t size = walk_.grid.block_cols;
+        walk_.for_each_run([&](const BlockRange& row, std::int64_t first, std::int64_t count, Scratch& scratch) {
+            const std::uint8_t* own = stored_.codes(recipe_.element, row.matrix, row.begin_row);
+            const std::int64_t index = to.block_at(row.matrix, row.begin_row, first);
+            if (own != nullptr && keeps_own(index, count)) {
+                std::copy_n(own + first * size / 2, count * size / 2,
+                            to.codes(row.matrix, row.begin_row, first * size));
+                for (std::int64_t i = index; i < index + count; ++i) *to.scale(i) = std::byte{chosen_.data()[i].code};
+                return;
+            }
+            const float* x = walk_.read(row, first, count, scratch);
+            for (std::int64_t j = 0; j < count; ++j) {
+                const BlockScale s = scale(index + j);
+                to.write_scale(index + j, s);
+                to.encode(x + j * size, size, s, row.matrix, row.begin_row, (first + j) * size);
+            }
+        });
     }
 
 private:
     // Among all options of each block.
-    std::optional<TwoLevels> any_scales() {
+    std::optional<float> any_scales() {
         if (!read_blocks(false)) return std::nullopt;
         float amax = 0;
         for (const Block& block : blocks())
             if (!block.is_free()) amax = std::max(amax, block.amax);
         if (amax == 0) return std::nullopt;
         if (const auto global = stored_.global_scale())
-            if (fits(*global)) return levels(*global);
+            if (fits(*global)) return global;
         if (const float own = largest_own(); own != 0) {
             const float global = global_for(own, top_of(own));
-            if (fits(global)) return levels(global);
+            if (fits(global)) return global;
         }
         // A large E4M3 number for the largest scale leaves the most numbers for the small ones. The block of the
         // largest scale need not be that of the largest value.
@@ -63,7 +101,7 @@ private:
             for (const float significand : significands)
                 for (const float unit : {significand > 14 ? 16.0F : 32.0F, significand > 14 ? 8.0F : 16.0F}) {
                     const float global = global_for(amax / magnitude, significand * unit);
-                    if (fits(global)) return levels(global);
+                    if (fits(global)) return global;
                 }
         return std::nullopt;
     }
@@ -170,8 +208,37 @@ private:
         return true;
     }
 
-    [[nodiscard]] TwoLevels levels(float global) {
-        return {global, recipe_.rule, std::move(blocks_), std::move(chosen_)};
+    // Of a block of zeros, as the recipe's rule has it, or one with a NaN, whatever the global scale.
+    [[nodiscard]] BlockScale free_scale(bool has_nan) const {
+        BlockScale s;
+        if (has_nan) {
+            s.poisoned = true;
+            s.stored = Float8E4M3FN::nan_code;
+            s.decoded = s.factor = std::numeric_limits<float>::quiet_NaN();
+        } else {
+            s.stored = traits_of(recipe_.rule).least_code;
+            s.multiply = s.all_finite = true;
+        }
+        return s;
+    }
+
+    [[nodiscard]] BlockScale scale(std::int64_t block) const {
+        const Block& it = blocks_.data()[block];
+        if (it.is_free()) return free_scale(it.has_nan);
+        const Chosen chosen = chosen_.data()[block];
+        const float scale = it.scale(chosen.option);
+        BlockScale s = stored_exactly(scale, ScaleType::float32, bits_of(it.amax)).value_or(BlockScale{});
+        s.stored = chosen.code;
+        return s;
+    }
+
+    // Whether blocks keep their source's scales, and so codes of the same format.
+    [[nodiscard]] bool keeps_own(std::int64_t first, std::int64_t count) const {
+        for (std::int64_t i = first; i < first + count; ++i) {
+            const Block& it = blocks_.data()[i];
+            if (it.is_free() || it.turned || chosen_.data()[i].option != own_scale) return false;
+        }
+        return true;
     }
 
     const BlockWalk& walk_;
@@ -185,64 +252,11 @@ private:
 
 }  // namespace
 
-float TwoLevels::Block::scale(std::size_t option) const {
-    return option == own_scale ? own : amax / e2m1_magnitudes[option];
-}
-
-// Of a block of zeros, as the recipe's rule has it, or one with a NaN, whatever the global scale.
-static BlockScale free_scale(bool has_nan, ScaleRule rule) {
-    BlockScale s;
-    if (has_nan) {
-        s.poisoned = true;
-        s.stored = Float8E4M3FN::nan_code;
-        s.decoded = s.factor = std::numeric_limits<float>::quiet_NaN();
-    } else {
-        s.stored = traits_of(rule).least_code;
-        s.multiply = s.all_finite = true;
-    }
-    return s;
-}
-
-BlockScale TwoLevels::scale(std::int64_t block) const {
-    const Block& it = blocks_.data()[block];
-    if (it.is_free()) return free_scale(it.has_nan, rule_);
-    const Chosen chosen = chosen_.data()[block];
-    const float scale = it.scale(chosen.option);
-    BlockScale s = stored_exactly(scale, ScaleType::float32, bits_of(it.amax)).value_or(BlockScale{});
-    s.stored = chosen.code;
-    return s;
-}
-
-bool TwoLevels::keeps_own(std::int64_t first, std::int64_t count) const {
-    for (std::int64_t i = first; i < first + count; ++i) {
-        const Block& it = blocks_.data()[i];
-        if (it.is_free() || it.turned || chosen_.data()[i].option != own_scale) return false;
-    }
-    return true;
-}
-
-void TwoLevels::write(const BlockWalk& walk, Format element, const BlockWriter& to) const {
-    to.write_global_scale(global_scale_);
-    const std::int64_t size = walk.grid.block_cols;
-    walk.for_each_run([&](const BlockRange& row, std::int64_t first, std::int64_t count, Scratch& scratch) {
-        const std::uint8_t* own = walk.source.stored()->codes(element, row.matrix, row.begin_row);
-        const std::int64_t index = to.block_at(row.matrix, row.begin_row, first);
-        if (own != nullptr && keeps_own(index, count)) {
-            std::copy_n(own + first * size / 2, count * size / 2, to.codes(row.matrix, row.begin_row, first * size));
-            for (std::int64_t i = index; i < index + count; ++i) *to.scale(i) = std::byte{chosen_.data()[i].code};
-            return;
-        }
-        const float* x = walk.read(row, first, count, scratch);
-        for (std::int64_t j = 0; j < count; ++j) {
-            const BlockScale s = scale(index + j);
-            to.write_scale(index + j, s);
-            to.encode(x + j * size, size, s, row.matrix, row.begin_row, (first + j) * size);
-        }
-    });
-}
-
-std::optional<TwoLevels> exact_two_levels(const BlockWalk& walk, const Recipe& recipe) {
-    return Search(walk, recipe).run();
+bool write_exact_two_levels(const BlockWalk& walk, const Recipe& recipe, const BlockWriter& to) {
+    TwoLevels levels(walk, recipe);
+    const std::optional<float> global = levels.find();
+    if (global) levels.write(*global, to);
+    return global.has_value();
 }
 
 }  // namespace breccia::inline v0_4

@@ -5,9 +5,7 @@
 #include <cmath>
 
 #include "breccia/error.hpp"
-#include "quantize/integer_search.hpp"
 #include "tensor/checks.hpp"
-#include "tensor/matrix_view.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -80,20 +78,23 @@ ColumnWeights::ColumnWeights(const Array& importance, const Shape& shape) : colu
     }
 }
 
-WeightedSearch::WeightedSearch(const KernelTable& kernels, const Recipe& recipe, const ScaleParams& params)
-    : kernels_(kernels),
-      format_(kernels[recipe.element]),
+WeightedChoice::WeightedChoice(const RowSource& source, const Array& importance, const Shape& shape,
+                               const Recipe& recipe, const ScaleParams& params)
+    : source_(source),
+      kernels_(source.kernels()),
+      format_(kernels_[recipe.element]),
       element_(recipe.element),
+      weights_(importance, shape),
       grid_(code_grid(recipe.element)),
       given_(params) {}
 
-void WeightedSearch::start() {
+void WeightedChoice::start() {
     params_ = given_;
     params_.search = ScaleSearch::mse;
     if (coded()) kernels_.importance.coded_scales(params_, scales_);
 }
 
-BlockScale WeightedSearch::of_code(std::uint8_t code) const {
+BlockScale WeightedChoice::of_code(std::uint8_t code) const {
     return {.stored = code,
             .factor = scales_.factor[code],
             .multiply = true,
@@ -101,10 +102,19 @@ BlockScale WeightedSearch::of_code(std::uint8_t code) const {
             .decoded = scales_.decoded[code]};
 }
 
-BlockScale WeightedSearch::choose(std::span<const float> x, const float* weights, const BlockStats& stats) const {
+float WeightedChoice::error(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
+    float total = 0;
+    source_.for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t col, std::int64_t n) {
+        total += kernels_.importance.error(x, weights_.of(b.matrix, col), n, grid_, s);
+    });
+    return total;
+}
+
+BlockScale WeightedChoice::choose(std::span<const float> x, const float* weights) const {
+    const auto n = static_cast<std::int64_t>(x.size());
+    const BlockStats stats = kernels_.quantize.stats(x.data(), n, params_.needs_range());
     const BlockScale own = format_.choose_scale(stats, params_, 0);
     if (!stats.searchable()) return own;
-    const auto n = static_cast<std::int64_t>(x.size());
     if (coded()) {
         auto code = static_cast<std::uint8_t>(own.stored);
         search_codes({x.data(), weights, 1, n}, &code);
@@ -112,7 +122,40 @@ BlockScale WeightedSearch::choose(std::span<const float> x, const float* weights
     }
     if (info(element_).bits == 4 && grid_.integer)
         return best_integer_scale(kernels_.importance, {x, weights, stats}, grid_, params_, own);
-    return best(stats, [&](const BlockScale& s) { return error(x.data(), weights, n, s); });
+    return best(stats, [&](const BlockScale& s) { return kernels_.importance.error(x.data(), weights, n, grid_, s); });
+}
+
+BlockScale WeightedChoice::choose(const BlockRange& b, Scratch& scratch) const {
+    std::vector<float>& x = scratch.gathered;
+    std::vector<float>& weights = scratch.gathered_weights;
+    x.clear(), weights.clear();
+    source_.for_each_piece(b, scratch, [&](const float* values, std::int64_t, std::int64_t col, std::int64_t n) {
+        x.insert(x.end(), values, values + n);
+        const float* h = weights_.of(b.matrix, col);
+        weights.insert(weights.end(), h, h + n);
+    });
+    return choose(x, weights.data());
+}
+
+void WeightedChoice::improve(const BlockRange& row, std::int64_t first, std::int64_t count, std::int64_t size,
+                             const float* x, const BlockWriter& to) const {
+    const std::int64_t index = to.block_at(row.matrix, row.begin_row, first);
+    const float* weights = weights_.of(row.matrix, first * size);
+    std::array<std::uint8_t, piece_cols> better;
+    auto* scales = reinterpret_cast<std::uint8_t*>(to.scale(index));
+    if (coded()) {
+        std::copy_n(scales, count, better.begin());
+        search_codes({x, weights, count, size}, better.data());
+    }
+    for (std::int64_t j = 0; j < count; ++j) {
+        const float* values = x + j * size;
+        const std::uint8_t code = coded() ? better[static_cast<std::size_t>(j)] : std::uint8_t{0};
+        if (coded() && code == scales[j]) continue;
+        const BlockScale s =
+            coded() ? of_code(code) : choose({values, static_cast<std::size_t>(size)}, weights + j * size);
+        to.write_scale(index + j, s);
+        to.encode(values, size, s, row.matrix, row.begin_row, (first + j) * size);
+    }
 }
 
 }  // namespace breccia::inline v0_4

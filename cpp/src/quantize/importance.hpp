@@ -6,26 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "breccia/ops.hpp"
-#include "contract/kernel_table.hpp"
+#include "quantize/block_writer.hpp"
+#include "quantize/scale_choice.hpp"
 
 namespace breccia::inline v0_4 {
-
-/// The first candidate of a search of the smallest error(scale); of a block of zeros or of what is not finite, the
-/// rule's scale.
-template <class Error>
-BlockScale best_candidate(const FormatKernels& format, const ScaleParams& params, const BlockStats& stats,
-                          Error error) {
-    BlockScale best = format.choose_scale(stats, params, 0);
-    if (!stats.searchable()) return best;
-    auto best_error = error(best);
-    for (int candidate = 1; candidate < format.candidates(params); ++candidate) {
-        const BlockScale other = format.choose_scale(stats, params, candidate);
-        const auto other_error = error(other);
-        if (other_error < best_error) best_error = other_error, best = other;
-    }
-    return best;
-}
 
 /// Weights of the columns of a tensor, all finite and above zero, for every matrix of the batch or for each.
 class ColumnWeights {
@@ -46,24 +30,30 @@ private:
     std::vector<float> weights_;
 };
 
-/// The search of one recipe. `params` may get the global scale later, before start().
-class WeightedSearch {
+/// A block that lies in one piece: finite values, not all zero, and weights above zero.
+struct WeightedBlock {
+    std::span<const float> x;
+    const float* weights;
+    BlockStats stats;
+};
+
+/// The scale, and the zero point, of least weighted squared error among all that a type has, for integers of 4 bits;
+/// `own` is the scale of the amax rule, to which ties go.
+BlockScale best_integer_scale(const ImportanceKernels& kernels, const WeightedBlock& block, const CodeGrid& grid,
+                              const ScaleParams& params, const BlockScale& own);
+
+/// The scale of a block whose columns have weights, as ScaleChoice is of one whose have none.
+class WeightedChoice {
 public:
-    WeightedSearch(const KernelTable& kernels, const Recipe& recipe, const ScaleParams& params);
+    /// `params` may get the global scale later, before start().
+    WeightedChoice(const RowSource& source, const Array& importance, const Shape& shape, const Recipe& recipe,
+                   const ScaleParams& params);
 
     /// Once, when `params` is complete.
     void start();
 
-    /// Whether a block's scale is a code, which search_codes() chooses for blocks of a row at once.
+    /// Whether a block's scale is a code: those of a row's blocks are chosen at once.
     [[nodiscard]] bool coded() const { return is_coded(params_.type); }
-    void search_codes(const WeightedBlocks& blocks, std::uint8_t* codes) const {
-        kernels_.importance.search_codes(blocks, grid_, scales_, params_, codes);
-    }
-    /// How a finite block is encoded under such a code.
-    [[nodiscard]] BlockScale of_code(std::uint8_t code) const;
-
-    /// The scale of a block, which lies in one piece: of zeros and of what is not finite by the rule.
-    [[nodiscard]] BlockScale choose(std::span<const float> x, const float* weights, const BlockStats& stats) const;
 
     /// The best candidate of the unweighted search by error(scale), for blocks that do not lie in one piece.
     template <class Error>
@@ -71,14 +61,30 @@ public:
         return best_candidate(format_, params_, stats, error);
     }
 
-    [[nodiscard]] float error(const float* x, const float* weights, std::int64_t n, const BlockScale& s) const {
-        return kernels_.importance.error(x, weights, n, grid_, s);
-    }
+    float error(const BlockRange& b, const BlockScale& s, Scratch& scratch) const;
+
+    /// The scale of a block of any shape, which is put in one piece.
+    [[nodiscard]] BlockScale choose(const BlockRange& b, Scratch& scratch) const;
+
+    /// Replaces scales and codes of blocks of `size` elements of a row by those that the search finds. Where scales are
+    /// codes, those of the amax rule are in their places, where the search begins.
+    void improve(const BlockRange& row, std::int64_t first, std::int64_t count, std::int64_t size, const float* x,
+                 const BlockWriter& to) const;
 
 private:
+    /// The scale of a block that lies in one piece: of zeros and of what is not finite by the rule.
+    [[nodiscard]] BlockScale choose(std::span<const float> x, const float* weights) const;
+    void search_codes(const WeightedBlocks& blocks, std::uint8_t* codes) const {
+        kernels_.importance.search_codes(blocks, grid_, scales_, params_, codes);
+    }
+    /// How a finite block is encoded under a scale that is a code.
+    [[nodiscard]] BlockScale of_code(std::uint8_t code) const;
+
+    const RowSource& source_;
     const KernelTable& kernels_;
     const FormatKernels& format_;
     Format element_;
+    ColumnWeights weights_;
     CodeGrid grid_;
     const ScaleParams& given_;
     ScaleParams params_;  // the same, searching

@@ -5,11 +5,11 @@
 // q^2, only rises; where a code changes, and with it B by d, it falls by s d. So from a on the slope is at least that
 // at a less b (B(a) - B(b)), back from b at most that at b and as much more, and the two lines bound the error of every
 // scale between. Where no code changes, the parabola's vertex A / B says which scales of the type are the best.
-#include "quantize/integer_search.hpp"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
+
+#include "quantize/importance.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -17,25 +17,22 @@ namespace {
 // Scales closer to the best than this are alike: sums of float32 tell no more.
 constexpr float alike = 1.0F - 0x1p-18F;
 
+// What numbers of a type there are, by their bits.
 struct StoredType {
-    ScaleType type;
+    ScaleType type = ScaleType::float32;
+    std::uint32_t highest = 0x7F7F'FFFF, sign = f32_sign_bit, step = 1U << 19;  // step: a sixteenth of a binade
 
     [[nodiscard]] float value(std::uint32_t bits) const {
         if (type == ScaleType::float16) return to_float(Float16{static_cast<std::uint16_t>(bits)});
         if (type == ScaleType::bfloat16) return to_float(BFloat16{static_cast<std::uint16_t>(bits)});
         return float_from_bits(bits);
     }
-    [[nodiscard]] std::uint32_t highest() const {
-        if (type == ScaleType::float16) return 0x7BFF;
-        return type == ScaleType::bfloat16 ? 0x7F7F : 0x7F7F'FFFF;
-    }
-    [[nodiscard]] std::uint32_t sign() const { return type == ScaleType::float32 ? f32_sign_bit : 0x8000U; }
-    // A sixteenth of a binade.
-    [[nodiscard]] std::uint32_t step() const {
-        if (type == ScaleType::float16) return 1U << 6;
-        return type == ScaleType::bfloat16 ? 1U << 3 : 1U << 19;
-    }
 };
+StoredType stored_type(ScaleType type) {
+    if (type == ScaleType::float16) return {type, 0x7BFF, 0x8000U, 1U << 6};
+    if (type == ScaleType::bfloat16) return {type, 0x7F7F, 0x8000U, 1U << 3};
+    return {};
+}
 
 // One way to cut codes off, and the sign of its scales.
 struct Range {
@@ -56,9 +53,9 @@ public:
                   const BlockScale& own)
         : kernels_(kernels),
           block_(block),
-          type_{params.type},
+          type_(stored_type(params.type)),
           unit_(own.error_unit),
-          own_bits_(own.stored & ~type_.sign()),
+          own_bits_(own.stored & ~type_.sign),
           best_(own) {}
 
     void begin(const Range& own) {
@@ -71,16 +68,16 @@ public:
         const Edge own = edge(own_bits_, true);
         // Down until what is cut off, which only grows, is too much.
         for (Edge above = own; above.bits > 1 && above.sums.cut < best_error_;) {
-            const Edge below = edge(above.bits - std::min(above.bits - 1, type_.step()), true);
+            const Edge below = edge(above.bits - std::min(above.bits - 1, type_.step), true);
             intervals_.emplace_back(below, above);
             above = below;
         }
         // Up, in longer and longer steps, until what has become zero is. Where nothing is cut off a scale and its
         // opposite are alike.
-        std::uint32_t step = type_.step();
-        for (Edge below = own; !range.negative && below.bits < type_.highest() && below.sums.dead < best_error_ &&
-                               below.sums.square > 0;) {
-            const Edge above = edge(below.bits + std::min(type_.highest() - below.bits, step), true);
+        std::uint32_t step = type_.step;
+        for (Edge below = own;
+             !range.negative && below.bits < type_.highest && below.sums.dead < best_error_ && below.sums.square > 0;) {
+            const Edge above = edge(below.bits + std::min(type_.highest - below.bits, step), true);
             intervals_.emplace_back(below, above);
             below = above;
             step += step / 2;
@@ -114,7 +111,7 @@ private:
     Edge edge(std::uint32_t bits, bool ends = false) {
         const float magnitude = type_.value(bits);
         BlockScale s = scale_of(range_.negative ? -magnitude : magnitude, range_.zero_point);
-        s.stored = bits | (range_.negative ? type_.sign() : 0U);
+        s.stored = bits | (range_.negative ? type_.sign : 0U);
         Edge e{bits, magnitude * unit_, sums_of(s, range_, ends)};
         if (range_.negative) e.sums.cross = -e.sums.cross;
         const std::uint32_t distance = bits > own_bits_ ? bits - own_bits_ : own_bits_ - bits;

@@ -7,9 +7,7 @@
 #include <span>
 
 #include "quantize/exact_two_level.hpp"
-#include "quantize/expanded.hpp"
-#include "quantize/scale_choice.hpp"
-#include "quantize/weighted_choice.hpp"
+#include "quantize/importance.hpp"
 #include "runtime/threads.hpp"
 
 namespace breccia::inline v0_4 {
@@ -44,12 +42,10 @@ public:
 
     void run() {
         if (recipe_.two_level) {
-            if (source_.stored() != nullptr && in_rows())
-                if (const auto levels = exact_two_levels(walk_, recipe_))
-                    return levels->write(walk_, recipe_.element, writer_);
+            if (source_.stored() != nullptr && in_rows() && write_exact_two_levels(walk_, recipe_, writer_)) return;
             set_global_scale();
         }
-        if (recipe_.is_expanded()) return quantize_expanded(walk_, recipe_.element, params_, choice_, writer_);
+        if (recipe_.is_expanded()) return quantize_expanded();
         if (weighted_) weighted_->start();
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         in_rows() ? quantize_rows() : quantize_tiles();
@@ -192,6 +188,36 @@ private:
             done = j + 1;
         }
         quantize(done, count);
+    }
+
+    // Groups along rows, each with an exponent (kernels/expansion.inl.hpp). It is 1 where a scale loses nothing so, and
+    // of groups that have no other, which are divided by the scale.
+    void quantize_expanded() const {
+        const FormatRange range{.max = info(recipe_.element).max, .smallest = info(recipe_.element).smallest};
+        const std::int64_t size = grid_.block_cols;
+        walk_.for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            scratch.expanded.resize(static_cast<std::size_t>(size));
+            for (std::int64_t block = 0; block < grid_.grid_cols(); ++block) {
+                const std::int64_t col = block * size;
+                const float* x = walk_.read(row, block, 1, scratch);
+                std::uint16_t exponent = to_float16(1.0F).bits;
+                BlockScale s;
+                if (const auto kept =
+                        choice_.kept({row.matrix, row.begin_row, row.end_row, col, col + size}, x, size)) {
+                    s = *kept;
+                } else if (const std::uint32_t amax_bits =
+                               kernels_.quantize.expand(x, size, range, scratch.expanded.data(), &exponent);
+                           amax_bits != 0) {
+                    s.stored = format_.choose_scale({.amax_bits = amax_bits}, params_, 0).stored;
+                    s.multiply = s.all_finite = true;
+                    x = scratch.expanded.data();
+                } else {
+                    s = format_.choose_scale(kernels_.quantize.stats(x, size, false), params_, 0);
+                }
+                writer_.write_expanded(writer_.block_at(row.matrix, row.begin_row, block), s, exponent);
+                writer_.encode(x, size, s, row.matrix, row.begin_row, col);
+            }
+        });
     }
 
     // Blocks of several rows, long blocks, odd blocks of packed codes, and stochastic rounding. A band of

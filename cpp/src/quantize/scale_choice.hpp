@@ -8,7 +8,6 @@
 #include <array>
 
 #include "quantize/exact_scale.hpp"
-#include "quantize/importance.hpp"
 #include "quantize/stored_blocks.hpp"
 
 namespace breccia::inline v0_4 {
@@ -49,6 +48,22 @@ private:
     bool range_, finite_ = false;
     std::array<std::int32_t, piece_cols / amax_lanes> amax_;
 };
+
+/// The first candidate of a search of the smallest error(scale); of a block of zeros or of what is not finite, the
+/// rule's scale.
+template <class Error>
+BlockScale best_candidate(const FormatKernels& format, const ScaleParams& params, const BlockStats& stats,
+                          Error error) {
+    BlockScale best = format.choose_scale(stats, params, 0);
+    if (!stats.searchable()) return best;
+    auto best_error = error(best);
+    for (int candidate = 1; candidate < format.candidates(params); ++candidate) {
+        const BlockScale other = format.choose_scale(stats, params, candidate);
+        const auto other_error = error(other);
+        if (other_error < best_error) best_error = other_error, best = other;
+    }
+    return best;
+}
 
 class ScaleChoice {
 public:
@@ -101,7 +116,7 @@ public:
 
     /// A scale under which nothing is lost, if the source may have one.
     std::optional<BlockScale> exact_scale(const BlockRange& b, const BlockStats& stats, Scratch& scratch) const {
-        // With two levels a block's scale alone says nothing: exact_two_levels looks at all blocks together.
+        // With two levels a block's scale alone says nothing: write_exact_two_levels looks at all of them.
         if (source_.stored() == nullptr || recipe_.two_level) return std::nullopt;
         return exact_scale(b, stats, [&](auto body) {
             return source_.all_pieces(
