@@ -2,11 +2,49 @@
 #include "matmul/choose.hpp"
 
 #include <algorithm>
+#include <array>
 
+#include "breccia/catalogue.hpp"
 #include "breccia/cpu.hpp"
 #include "contract/kernel_table.hpp"
 
 namespace breccia::inline v0_4 {
+namespace {
+
+constexpr bool always(const auto&... /*unused*/) { return true; }
+bool packed_codes(const Product& product) {
+    const ScaledMatrix* codes = product.w.scaled_along_k();
+    return codes != nullptr && codes->packed;
+}
+bool prepared_codes(const Product& product) {
+    return product.w.scaled_along_k() != nullptr && product.prepared.codes != nullptr;
+}
+
+}  // namespace
+
+constexpr Weights Weights::any{"any", always};
+constexpr Weights Weights::packed{"4-bit codes", packed_codes};
+constexpr Weights Weights::prepared{"prepared", prepared_codes};
+constexpr Weights Weights::prepared_packed{
+    "prepared 4-bit codes", [](const Product& product) { return prepared_codes(product) && packed_codes(product); }};
+
+constexpr Activations Activations::any{"any", always};
+constexpr Activations Activations::codes{"codes", [](const Entry& entry, const Product&) { return entry.coded; }};
+constexpr Activations Activations::codes_in_tiles{"codes, in blocks of a multiple of 64",
+                                                  [](const Entry& entry, const Product&) { return entry.in_tiles; }};
+constexpr Activations Activations::several_terms{"of two or three terms",
+                                                 [](const Entry& entry, const Product&) { return entry.terms > 1; }};
+constexpr Activations Activations::numbers_in_terms{
+    "numbers of two or three terms", [](const Entry& entry, const Product& product) {
+        return entry.terms > 1 && product.a.front().scaled_along_k() == nullptr;
+    }};
+constexpr Activations Activations::three_terms{"of three terms",
+                                               [](const Entry& entry, const Product&) { return entry.terms == 3; }};
+constexpr Activations Activations::one_or_two_terms{
+    "of one or two terms", [](const Entry& entry, const Product&) { return entry.terms <= 2; }, 2};
+constexpr Activations Activations::slow_in_panels{
+    "slow in panels", [](const Entry& entry, const Product&) { return !entry.suits_panels; }};
+
 namespace {
 
 // Measured by benchmarks/cpp/bench_paths.cpp, which times every path at every number of activations whatever stands
@@ -17,34 +55,19 @@ constexpr Rule of_portable[] = {
     {.path = &paths::panels_f32},
 };
 
-constexpr Rule of_avx2[] = {
-    {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 4}},
-    {.path = &paths::in_place_integer, .rows = {1, 1}},
-    {.path = &paths::panels_integer},
-    {.path = &paths::in_place_f32, .rows = {1, 8}},
-    {.path = &paths::rows_f32, .rows = {1, 3}},
-    {.path = &paths::panels_f32},
-};
-
-// Its panels of integers meet more activations at a time.
-constexpr Rule of_avx512[] = {
-    {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 2}},
-    {.path = &paths::in_place_integer, .rows = {1, 1}},
-    {.path = &paths::panels_integer},
-    {.path = &paths::in_place_f32, .rows = {1, 8}},
-    {.path = &paths::rows_f32, .rows = {1, 3}},
-    {.path = &paths::panels_f32},
-};
-
-// Measured under qemu alone.
-constexpr Rule of_neon[] = {
-    {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 2}},
-    {.path = &paths::in_place_integer, .rows = {1, 1}},
-    {.path = &paths::panels_integer},
-    {.path = &paths::in_place_f32, .rows = {1, 4}},
-    {.path = &paths::rows_f32, .rows = {1, 3}},
-    {.path = &paths::panels_f32},
-};
+// Without dot products of bfloat16. `codes`: the most activations that are codes which are the quickest one by one, in
+// place; `numbers`: of others as float32.
+constexpr std::array<Rule, 6> without_bf16(std::int64_t codes, std::int64_t numbers) {
+    return {{{.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, codes}},
+             {.path = &paths::in_place_integer, .rows = {1, 1}},
+             {.path = &paths::panels_integer},
+             {.path = &paths::in_place_f32, .rows = {1, numbers}},
+             {.path = &paths::rows_f32, .rows = {1, 3}},
+             {.path = &paths::panels_f32}}};
+}
+constexpr auto of_avx2 = without_bf16(4, 8);
+constexpr auto of_avx512 = without_bf16(2, 8);  // its panels of integers meet more activations at a time
+constexpr auto of_neon = without_bf16(2, 4);    // measured under qemu alone
 
 constexpr Rule of_avx512_bf16[] = {
     {.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, 4}},
@@ -91,68 +114,13 @@ constexpr RuleTable tables[] = {
     {"avx512_bf16", of_avx512_bf16}, {"amx", of_amx},   {"neon", of_neon},
 };
 
-bool holds(Weights weights, const Product& product) {
-    const ScaledMatrix* codes = product.w.scaled_along_k();
-    const bool packed = codes != nullptr && codes->packed;
-    const bool prepared = codes != nullptr && product.prepared.codes != nullptr;
-    switch (weights) {
-        case Weights::any: return true;
-        case Weights::packed: return packed;
-        case Weights::prepared: return prepared;
-        case Weights::prepared_packed: return prepared && packed;
-    }
-    return false;
-}
-
-bool holds(Activations activations, const Entry& entry, const Product& product) {
-    switch (activations) {
-        case Activations::any: return true;
-        case Activations::codes: return entry.coded;
-        case Activations::codes_in_tiles: return entry.in_tiles;
-        case Activations::several_terms: return entry.terms > 1;
-        case Activations::numbers_in_terms: return entry.terms > 1 && product.a.front().scaled_along_k() == nullptr;
-        case Activations::three_terms: return entry.terms == 3;
-        case Activations::one_or_two_terms: return entry.terms <= 2;
-        case Activations::slow_in_panels: return !entry.suits_panels;
-    }
-    return false;
-}
-
-std::string text_of(Weights weights) {
-    switch (weights) {
-        case Weights::any: return "any";
-        case Weights::packed: return "4-bit codes";
-        case Weights::prepared: return "prepared";
-        case Weights::prepared_packed: return "prepared 4-bit codes";
-    }
-    return "";
-}
-
-std::string text_of(Activations activations) {
-    switch (activations) {
-        case Activations::any: return "any";
-        case Activations::codes: return "codes";
-        case Activations::codes_in_tiles: return "codes, in blocks of a multiple of 64";
-        case Activations::several_terms: return "of two or three terms";
-        case Activations::numbers_in_terms: return "numbers of two or three terms";
-        case Activations::three_terms: return "of three terms";
-        case Activations::one_or_two_terms: return "of one or two terms";
-        case Activations::slow_in_panels: return "slow in panels";
-    }
-    return "";
-}
-
-std::string text_of(Refusal refusal) {
-    switch (refusal) {
-        case Refusal::none: return "";
-        case Refusal::zero_points: return "zero points beyond -8 ... 15";
-        case Refusal::scales: return "scales out of range";
-        case Refusal::range: return "activations out of range";
-        case Refusal::digits: return "activations of more than six digits";
-        case Refusal::passes: return "terms for more than two passes";
-    }
-    return "";
-}
+constexpr std::string_view refusal_texts[] = {"",
+                                              "zero points beyond -8 ... 15",
+                                              "scales out of range",
+                                              "activations out of range",
+                                              "activations of more than six digits",
+                                              "terms for more than two passes"};
+static_assert(std::size(refusal_texts) == static_cast<std::size_t>(Refusal::passes) + 1);
 
 // "1 to 24 terms"
 std::string text_of(const Span& span, const std::string& unit) {
@@ -182,8 +150,8 @@ const Rule& choose(const Product& product, const Rule* refused) {
             looked_at = rule->path;
             entry = rule->path->suits(product);
         }
-        if (entry && rule->vectors.holds(product.total_rows() * entry->terms) && holds(rule->weights, product) &&
-            holds(rule->activations, *entry, product))
+        if (entry && rule->vectors.holds(product.total_rows() * entry->terms) && rule->weights.hold(product) &&
+            rule->activations.hold(*entry, product))
             return *rule;
     }
 }
@@ -195,15 +163,48 @@ std::vector<MatmulRule> matmul_rules() {
             std::string unless;
             for (const Refusal refusal : rule.path->refusals) {
                 if (refusal == Refusal::none || (refusal == Refusal::passes && rule.passes == Limits::any)) continue;
-                unless += (unless.empty() ? "" : "; ") + text_of(refusal);
+                unless += (unless.empty() ? "" : "; ") + std::string(refusal_texts[static_cast<std::size_t>(refusal)]);
             }
             found.push_back({.backend = std::string(table.backend),
-                             .weights = text_of(rule.weights),
-                             .activations = text_of(rule.activations),
+                             .weights = std::string(rule.weights.text),
+                             .activations = std::string(rule.activations.text),
                              .count = count_of(rule),
                              .kernel = std::string(rule.path->name),
                              .unless = std::move(unless)});
         }
+    return found;
+}
+
+std::vector<MatmulKernel> matmul_kernels() {
+    constexpr std::int64_t n = 16, k = 256, most = 512;
+    const KernelTable& table = kernels();
+    const Array zeros = Array::allocate(DType::float32, {most, k}), bf16 = Array::allocate(DType::bfloat16, {most, k});
+    std::fill_n(zeros.as<float>(), zeros.size(), 0.0F);
+    const auto first_rows = [](Array array, std::int64_t rows) {
+        array.shape[0] = rows;
+        return array;
+    };
+    std::vector<MatmulKernel> found;
+    for (const RecipeRow& row : catalogue()) {
+        const ScaledTensor w = cast(first_rows(zeros, n), make_recipe(row.name)).transposed();
+        const PreparedWeight prepared(w);
+        for (const std::int64_t m : {std::int64_t{1}, std::int64_t{4}, std::int64_t{16}, most}) {
+            const Array x_bf16 = first_rows(bf16, m), x_f32 = first_rows(zeros, m);
+            const ScaledTensor fp8 = cast(x_f32, make_recipe("Float8BlockScaling"));
+            const ScaledTensor int8 = cast(x_f32, make_recipe("INT8Scaling"));
+            const std::pair<const char*, Operand> activations[] = {
+                {"bfloat16", x_bf16}, {"float32", x_f32}, {"fp8", fp8}, {"int8", int8}};
+            for (const auto& [name, a] : activations)
+                for (const bool is_prepared : {false, true}) {
+                    const Operand b = is_prepared ? Operand(prepared) : Operand(w);
+                    found.push_back({.recipe = std::string(row.name),
+                                     .activations = name,
+                                     .prepared = is_prepared,
+                                     .rows = m,
+                                     .kernel = std::string(choose(question(table, a, b)).path->name)});
+                }
+        }
+    }
     return found;
 }
 

@@ -18,25 +18,31 @@ struct Span {
     [[nodiscard]] constexpr bool holds(std::int64_t n) const { return from <= n && n <= to; }
 };
 
-enum class Weights : std::uint8_t {
-    any,
-    packed,    ///< codes of 4 bits, two to a byte
-    prepared,  ///< PreparedWeight
-    prepared_packed
+/// Of a rule: what they are called, and whether those of a product are such.
+struct Weights {
+    std::string_view text;
+    bool (*hold)(const Product&);
+
+    bool operator==(const Weights&) const = default;
+    static const Weights any, packed, prepared, prepared_packed;
 };
 
 /// A term is one of the bfloat16 numbers that add up to an activation: one for bfloat16, two for float16, three for
 /// others; codes multiplied without their scales are one term, and so is all that Precision::fast rounds, but for
 /// in_place_integer, where the type of the activations alone counts.
-enum class Activations : std::uint8_t {
-    any,
-    codes,             ///< multiplied without their scales
-    codes_in_tiles,    ///< the same, in blocks that matrix tiles of integers take: see Entry::in_tiles
-    several_terms,     ///< two or three
-    numbers_in_terms,  ///< numbers, not codes, of two or three
-    three_terms,
-    one_or_two_terms,
-    slow_in_panels  ///< see Entry::suits_panels
+struct Activations {
+    std::string_view text;
+    bool (*hold)(const Entry&, const Product&);
+    std::int64_t most_terms = Limits::any;  ///< values may make an activation's more
+
+    bool operator==(const Activations&) const = default;
+    static const Activations any;
+    static const Activations codes;             ///< multiplied without their scales
+    static const Activations codes_in_tiles;    ///< the same, in blocks that matrix tiles of integers take: see Entry
+    static const Activations several_terms;     ///< two or three
+    static const Activations numbers_in_terms;  ///< numbers, not codes, of two or three
+    static const Activations three_terms, one_or_two_terms;
+    static const Activations slow_in_panels;  ///< see Entry::suits_panels
 };
 
 /// "These weights by these activations, so many of them, take this path."
@@ -50,10 +56,7 @@ struct Rule {
 };
 
 /// What a rule leaves to the values.
-constexpr Limits limits_of(const Rule& rule) {
-    return {.passes = rule.passes,
-            .terms = rule.activations == Activations::one_or_two_terms ? std::int64_t{2} : Limits::any};
-}
+constexpr Limits limits_of(const Rule& rule) { return {.passes = rule.passes, .terms = rule.activations.most_terms}; }
 
 /// A backend's rules.
 struct RuleTable {
