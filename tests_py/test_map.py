@@ -84,8 +84,8 @@ def test_a_product_passes_few_files():
     assert len(paths) == 9
     for path in paths:
         files = host_files(path)
-        assert len(files) <= 11, (path, sorted(file.name for file in files))
-        assert len([file for file in files if "matmul" in file.parts]) <= 7, path
+        assert len(files) <= 8, (path, sorted(file.name for file in files))
+        assert len([file for file in files if "matmul" in file.parts]) <= 5, path
         floors = {file.parent.name for file in files}
         assert {"matmul", "paths"} < floors <= {"matmul", "paths", "tensor", "runtime"}, path
 

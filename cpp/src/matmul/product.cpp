@@ -2,10 +2,46 @@
 #include "matmul/product.hpp"
 
 #include <algorithm>
+#include <cstring>
 
-#include "matmul/interleaved.hpp"
+#include "matmul/prepared.hpp"
 
 namespace breccia::inline v0_4 {
+namespace {
+
+bool supported_block(std::int64_t block, std::int64_t k, bool packed) {
+    const std::int64_t step = row_step(packed);
+    return block >= k || block % step == 0 || (step % block == 0 && block >= 16);
+}
+
+bool supported_zero_points(const ScaledMatrix& w) {
+    if (w.zero_point == nullptr) return true;
+    const bool one = w.grid.block_cols >= w.grid.cols;
+    return zero_points_are_bytes(w) && (one || (w.grid.block_cols % row_step(true) == 0 && w.zero_col_stride == 1));
+}
+
+// Whether every byte of a grid, plus `shift`, lies in [low, high].
+bool bytes_within(const BlockGrid& grid, const std::byte* data, std::int64_t row_stride, std::int64_t col_stride,
+                  int shift, int low, int high) {
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
+    const std::int64_t rows = row_stride == 0 ? 1 : grid.grid_rows(), cols = grid.grid_cols();
+    const auto first = static_cast<std::uint8_t>(low - shift), span = static_cast<std::uint8_t>(high - low);
+    bool within = true;
+    for (std::int64_t i = 0; i < rows; ++i) {
+        const std::uint8_t* row = bytes + i * row_stride;
+        std::uint8_t largest = 0;
+        if (col_stride == 1)
+            for (std::int64_t j = 0; j < cols; ++j)
+                largest = std::max(largest, static_cast<std::uint8_t>(row[j] - first));
+        else
+            for (std::int64_t j = 0; j < cols; ++j)
+                largest = std::max(largest, static_cast<std::uint8_t>(row[j * col_stride] - first));
+        within &= largest <= span;
+    }
+    return within;
+}
+
+}  // namespace
 
 Rows::Rows(const Operand& operand, int axis, const Shape& batch, std::int64_t index) {
     if (const ScaledTensor* scaled = operand.scaled()) {
@@ -89,6 +125,117 @@ void* Product::in_place(DType dtype, std::int64_t row, std::int64_t rows, std::i
     stride = to.row_stride / item;
     const bool fits = to.dtype == dtype && row % m + rows <= m && to.row_stride % item == 0;
     return fits ? to.in_place(row % m, begin, count) : nullptr;
+}
+
+const ScaledMatrix* coded_activations(const Product& product) {
+    const ScaledMatrix* a = product.a.front().scaled_along_k();
+    const bool suits = a != nullptr && product.a.size() == 1 && a->zero_point == nullptr &&
+                       info(a->element).family != CodecFamily::exponent;
+    return suits ? a : nullptr;
+}
+
+void read_activations(const Product& product, const ScaledMatrix* coded, std::int64_t first, std::int64_t rows,
+                      std::int64_t k, std::int64_t count, Scratch& scratch, float* out, std::int64_t stride) {
+    if (coded == nullptr) return product.read(first, rows, k, count, scratch, out, stride);
+    static constexpr float one = 1;
+    ScaledMatrix codes = *coded;
+    codes.global_scale = 1;
+    codes.scale = reinterpret_cast<const std::byte*>(&one);
+    codes.scale_type = ScaleType::float32;
+    codes.scale_row_stride = codes.scale_col_stride = 0;
+    for (std::int64_t i = 0; i < rows; ++i) codes.read(product.table, first + i, k, count, scratch, out + i * stride);
+}
+
+std::optional<Int8Activations> Int8Activations::of(const Product& product, const ScaledMatrix& w) {
+    constexpr std::int64_t least = 16;  // elements to a block that kernels add up before they scale
+    if (product.k == 0) return {};
+    const ScaledMatrix* front = product.a.front().scaled_along_k();
+    for (const Rows& rows : product.a) {
+        const ScaledMatrix* a = rows.scaled_along_k();
+        if (a == nullptr || a->element != format_of<Int8> || a->zero_point != nullptr ||
+            a->grid.block_cols != front->grid.block_cols)
+            return {};
+    }
+    const std::int64_t of_a = std::min(front->grid.block_cols, product.k),
+                       of_w = std::min(w.grid.block_cols, product.k);
+    const std::int64_t common = std::min(of_a, of_w);
+    const bool whole = common == product.k;
+    const bool fit = whole || (common % least == 0 && (of_a % common == 0 || of_a == product.k) &&
+                               (of_w % common == 0 || of_w == product.k));
+    return fit ? std::optional(Int8Activations(product, common)) : std::nullopt;
+}
+
+void Int8Activations::read_codes(std::int64_t row, std::int8_t* out) const {
+    const ScaledMatrix& a = of_row(row);
+    const std::uint8_t* from = a.data + row % product_->m * a.row_stride;
+    if (a.col_stride == 1)
+        std::memcpy(out, from, static_cast<std::size_t>(product_->k));
+    else
+        for (std::int64_t k = 0; k < product_->k; ++k) out[k] = static_cast<std::int8_t>(from[k * a.col_stride]);
+}
+
+void Int8Activations::read_scales(std::int64_t row, float* out) const {
+    const ScaledMatrix& a = of_row(row);
+    breccia::read_scales(product_->table, a, row % product_->m / a.grid.block_rows, 0, blocks(), out);
+    for (std::int64_t b = 0; b < blocks(); ++b) out[b] = a.with_global(out[b]);
+}
+
+bool zero_points_are_bytes(const ScaledMatrix& m) {
+    if (m.zero_point == nullptr) return true;
+    if (m.zero_point_type.is_number() || info(m.element).bits != 4) return false;
+    // INT4 codes as zero points are sign-extended or not according to who wrote them.
+    return !m.zero_point_type.is_codes() || m.zero_point_type.format() != format_of<Int4>;
+}
+
+bool zero_points_within(const ScaledMatrix& m, int low, int high) {
+    if (m.zero_point == nullptr) return true;
+    if (m.zero_point_type != ElementType::int8()) low = std::max(low, 0);
+    return bytes_within(m.grid, m.zero_point, m.zero_row_stride, m.zero_col_stride, 0, low, high);
+}
+
+bool zero_points_are_small(const ScaledMatrix& m) {
+    return zero_points_within(m, m.zero_point_type == ElementType::int8() ? -8 : 0, 15);
+}
+
+bool powers_of_two_keep_normal(const ScaledMatrix& m) {
+    return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, -127, -60, 60);
+}
+
+bool e4m3_scales_are_positive(const ScaledMatrix& m) {
+    return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, 0, 0, 0x7E);
+}
+
+bool readable_in_place(const ScaledMatrix& w) {
+    const std::int64_t scale_size =
+        is_coded(w.scale_type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(w.scale_type)));
+    return w.grid.cols > 0 && w.col_stride == 1 && w.packed == is_packed(w.element) &&
+           supported_block(w.grid.block_cols, w.grid.cols, w.packed) &&
+           (w.grid.grid_cols() == 1 || w.scale_col_stride == scale_size) && supported_zero_points(w);
+}
+
+CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
+                   float* scratch) {
+    return {.codes = w.data + begin * w.row_stride,
+            .row_stride = w.row_stride,
+            .rows = n,
+            .k = w.grid.cols,
+            .block = std::min(w.grid.block_cols, w.grid.cols),
+            .first_row = begin,
+            .block_rows = w.grid.block_rows,
+            .scales = w.scale,
+            .scale_type = w.scale_type,
+            .scale_row_stride = w.scale_row_stride,
+            .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
+            .zero_row_stride = w.zero_row_stride,
+            .scale_scratch = scratch,
+            .first_level_cache = first_level_cache};
+}
+
+void for_rows(const ScaledMatrix& w, std::int64_t n, RangeBody body) {
+    constexpr std::int64_t together = special_rows;
+    const std::int64_t group_bytes = together * w.row_bytes();
+    parallel_for((n + together - 1) / together, std::max<std::int64_t>(2, bytes_per_task / group_bytes),
+                 [&](std::int64_t begin, std::int64_t end) { body(begin * together, std::min(end * together, n)); });
 }
 
 }  // namespace breccia::inline v0_4

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One product of checked operands, as the paths take it.
+// One product of checked operands, as the paths take it: its activations, which may be codes, and its weight's rows of
+// codes.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <utility>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "breccia/ops.hpp"
+#include "runtime/threads.hpp"
 #include "tensor/matrix_view.hpp"
 
 namespace breccia::inline v0_4 {
@@ -131,6 +134,127 @@ inline bool all_within(std::span<const float> x, int lowest, int highest) {
     for (const float value : x) outside |= out_of_range(value, lowest, highest);
     return outside == 0;
 }
+
+// ---- Activations that are codes: multiplied without their scales, which multiply the sums of their blocks ----
+
+/// The activations where they are codes along K that bfloat16 holds, one matrix of them; else null.
+const ScaledMatrix* coded_activations(const Product& product);
+
+/// Elements [k, k + count) of `rows` activations from `first` on, to rows of `out` `stride` apart: codes of `coded`,
+/// unless that is null.
+void read_activations(const Product& product, const ScaledMatrix* coded, std::int64_t first, std::int64_t rows,
+                      std::int64_t k, std::int64_t count, Scratch& scratch, float* out, std::int64_t stride);
+
+/// A product whose activations are all INT8 codes along K, without zero points.
+class Int8Activations {
+public:
+    /// None where they are not, or where not all of a block of the weight's has one scale of theirs, or the reverse.
+    static std::optional<Int8Activations> of(const Product& product, const ScaledMatrix& w);
+
+    /// A row's codes, all K of them, to `out`.
+    void read_codes(std::int64_t row, std::int8_t* out) const;
+    /// A row's scales, the global scale included: of its blocks, or one.
+    void read_scales(std::int64_t row, float* out) const;
+    /// Scales to a row.
+    [[nodiscard]] std::int64_t blocks() const { return first().grid.grid_cols(); }
+    /// Elements to a scale, at most K.
+    [[nodiscard]] std::int64_t block() const { return std::min(first().grid.block_cols, first().grid.cols); }
+    /// Elements that share their scale and the weight's, at most K.
+    [[nodiscard]] std::int64_t common_block() const { return common_block_; }
+
+private:
+    Int8Activations(const Product& product, std::int64_t common_block)
+        : product_(&product), common_block_(common_block) {}
+    [[nodiscard]] const ScaledMatrix& first() const { return *product_->a.front().scaled_along_k(); }
+    [[nodiscard]] const ScaledMatrix& of_row(std::int64_t row) const {
+        return *product_->a[static_cast<std::size_t>(row / product_->m)].scaled_along_k();
+    }
+
+    const Product* product_;
+    std::int64_t common_block_;
+};
+
+// ---- Rows of a weight's codes as kernels take them, and what kernels ask of their zero points and scales ----
+
+/// Whether there are no zero points, or 4-bit codes have them as bytes. Reads none.
+bool zero_points_are_bytes(const ScaledMatrix& m);
+
+/// Where zero_points_are_bytes(): whether all are -8 ... 15, which kernels look up in tables.
+bool zero_points_are_small(const ScaledMatrix& m);
+
+/// A row's zero points where they are bytes, `stride` apart in `out`. Inline: the stride is a constant of the caller's.
+inline void read_zero_points(const ScaledMatrix& m, std::int64_t row, std::uint8_t* out, std::int64_t stride) {
+    const std::byte* from = m.zero_point + row / m.grid.block_rows * m.zero_row_stride;
+    const std::int64_t blocks = m.grid.grid_cols(), step = m.zero_col_stride;  // once: bytes of `out` may alias them
+    for (std::int64_t b = 0; b < blocks; ++b) out[b * stride] = static_cast<std::uint8_t>(from[b * step]);
+}
+
+/// Where zero_points_are_bytes(): whether all, signed or not as their type says, are low ... high.
+bool zero_points_within(const ScaledMatrix& m, int low, int high);
+
+/// Whether E8M0 scales are all within 2^-60 ... 2^60, where their products with codes are normal bfloat16 numbers.
+bool powers_of_two_keep_normal(const ScaledMatrix& m);
+
+/// Whether every E4M3 scale is a positive number or zero.
+bool e4m3_scales_are_positive(const ScaledMatrix& m);
+
+/// Whether codes and scales lie along K, blocks are whole steps or a step holds whole blocks, and zero points are bytes
+/// that come one to so many steps. Reads none of them; the kernels take zero points that zero_points_are_small() of.
+bool readable_in_place(const ScaledMatrix& w);
+
+/// Whether these kernels' results are right, where zero_points_are_small().
+inline bool supports(const CodeKernelsF32& kernels, const ScaledMatrix& w) {
+    const std::int64_t block = w.grid.block_cols, k = w.grid.cols;
+    const bool blocks_fit = block >= k || block == 16 || block == 32 || block % 64 == 0;
+    return kernels.product[static_cast<std::size_t>(w.element)] != nullptr && k > 0 && w.col_stride == 1 &&
+           w.packed == is_packed(w.element) && blocks_fit && zero_points_are_bytes(w);
+}
+
+/// Rows [begin, begin + n). `first_level_cache`, `scratch`: see CodeRows::scale_scratch.
+CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
+                   float* scratch);
+
+/// Codes worth a thread.
+inline constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
+/// Calls body(begin, end) for `n` rows in all, from threads. Ranges begin at multiples of four, which kernels take
+/// together: which rows these are must not depend on the number of threads.
+void for_rows(const ScaledMatrix& w, std::int64_t n, RangeBody body);
+
+/// Scales, with the global one or without it, and zero points of a few rows as floats: see InPlaceF32.
+class RowNumbers {
+public:
+    RowNumbers(const ScaledMatrix& w, std::int64_t rows, GlobalScale global)
+        : w_(w), global_(global), stride_(w.grid.grid_cols() + 3), scales_(rows * stride_) {
+        std::fill_n(scales_.data(), rows * stride_, 0.0F);
+        if (w.zero_point == nullptr) return;
+        zero_points_ = WorkBuffer<float>(rows * stride_);
+        std::fill_n(zero_points_.data(), rows * stride_, 0.0F);
+    }
+    void read(const KernelTable& table, std::int64_t first, std::int64_t rows) {
+        const std::int64_t blocks = w_.grid.grid_cols();
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const std::int64_t from = (first + r) / w_.grid.block_rows;
+            float* scales = scales_.data() + r * stride_;
+            read_scales(table, w_, from, 0, blocks, scales, global_);
+            if (w_.zero_point == nullptr) continue;
+            float* zero_points = zero_points_.data() + r * stride_;
+            for (std::int64_t b = 0; b < blocks; ++b) zero_points[b] = w_.zero_point_at(from, b);
+        }
+    }
+    [[nodiscard]] const float* scales(std::int64_t block = 0) const { return scales_.data() + block; }
+    [[nodiscard]] const float* zero_points(std::int64_t block = 0) const {
+        return w_.zero_point == nullptr ? nullptr : zero_points_.data() + block;
+    }
+    [[nodiscard]] std::int64_t stride() const { return stride_; }
+
+private:
+    const ScaledMatrix& w_;
+    GlobalScale global_;
+    std::int64_t stride_;
+    WorkBuffer<float> scales_, zero_points_;
+};
+
+// ---- Verbs, and what asks which path they take ----
 
 /// The products of a verb that has checked its arguments. `k_axis` is where K lies in b: -2 for (..., K, N), -1 for a
 /// weight (N, K). `table` is the caller's: where a worker thread begins a product, no BackendScope of the caller's

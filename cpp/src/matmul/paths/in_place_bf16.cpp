@@ -6,9 +6,7 @@
 #include <cstring>
 
 #include "matmul/bf16_terms.hpp"
-#include "matmul/code_rows.hpp"
 #include "matmul/paths/paths.hpp"
-#include "runtime/threads.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {

@@ -3,7 +3,6 @@
 // A few activations by rows of codes in place, in float32: for processors without dot products of bfloat16.
 #include <algorithm>
 
-#include "matmul/code_rows.hpp"
 #include "matmul/paths/paths.hpp"
 
 namespace breccia::inline v0_4 {

@@ -4,10 +4,8 @@
 // or another way is taken. INT8 codes are integers as they are.
 #include <algorithm>
 
-#include "matmul/code_rows.hpp"
-#include "matmul/coded_activations.hpp"
-#include "matmul/interleaved.hpp"
 #include "matmul/paths/paths.hpp"
+#include "matmul/prepared.hpp"
 #include "runtime/threads.hpp"
 
 namespace breccia::inline v0_4 {

@@ -5,9 +5,8 @@
 #include <algorithm>
 
 #include "matmul/bf16_terms.hpp"
-#include "matmul/code_rows.hpp"
-#include "matmul/coded_activations.hpp"
-#include "matmul/interleaved.hpp"
+#include "matmul/product.hpp"
+#include "matmul/prepared.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 

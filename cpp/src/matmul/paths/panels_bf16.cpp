@@ -5,8 +5,6 @@
 #include <atomic>
 #include <bit>
 
-#include "matmul/code_rows.hpp"
-#include "matmul/coded_activations.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 

@@ -3,7 +3,6 @@
 // Any operands: panels of the weight are dequantized to float32.
 #include <optional>
 
-#include "matmul/code_rows.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 

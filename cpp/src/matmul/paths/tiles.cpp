@@ -6,8 +6,7 @@
 #include <bit>
 
 #include "matmul/bf16_terms.hpp"
-#include "matmul/code_rows.hpp"
-#include "matmul/coded_activations.hpp"
+#include "matmul/product.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 

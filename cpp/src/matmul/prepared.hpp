@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Weights as a LaneProduct reads them: groups of 16 rows side by side, a doubleword of each in turn.
+// Weights made ready: as a LaneProduct reads them, groups of 16 rows side by side, a doubleword of each in turn.
 #pragma once
 
+#include "breccia/prepared.hpp"
 #include "tensor/matrix_view.hpp"
 
 namespace breccia::inline v0_4 {
@@ -40,8 +41,5 @@ bool interleave_scales(const KernelTable& table, const ScaledMatrix& w, const La
 /// The same of zero points, for a weight that has them.
 void interleave_zero_points(const KernelTable& table, const ScaledMatrix& w, const LaneBlocks& blocks, std::int64_t row,
                             Scratch& scratch, std::byte* out);
-
-/// Null where a matrix does not suit, or the table has no kernel to read it.
-std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, const ScaledTensor& w);
 
 }  // namespace breccia::inline v0_4
