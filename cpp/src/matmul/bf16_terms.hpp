@@ -9,8 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "contract/kernel_table.hpp"
-#include "runtime/threads.hpp"
+#include "matmul/product.hpp"
 
 namespace breccia::inline v0_4 {
 
@@ -28,34 +27,36 @@ struct TermActivations {
     std::vector<float> scales;
 };
 
-/// Where terms go, in the order of codes in doublewords, for rows across lanes and rows in tiles: vector t * rows + i
-/// is term t of row i.
-struct LaneTerms {
-    std::int64_t rows = 0, terms = 0, vectors = 0;
-    PairOrder order = PairOrder::bytes;
-    std::uint16_t* out = nullptr;
-};
-
-/// read(k, count, x): elements [k, k + count) of every row, to rows of x panel_k apart. False where a number is neither
-/// zero nor within [2^-100, 2^100].
-template <class Read>
-bool pack_terms(const KernelTable& table, const LaneTerms& to, std::int64_t k_end, Read read) {
+/// Packs the activations that `to` names, codes of `coded` unless that is null, in the order of codes in doublewords,
+/// padded with zeros to `padded_k` elements: vector t * rows + i is term t of row i. adjust(x, count) changes elements
+/// of a row before. False where a number is neither zero nor within [2^-100, 2^100].
+template <class Adjust>
+bool pack_terms(const Product& product, const ScaledMatrix* coded, std::int64_t padded_k, PairOrder order,
+                TermActivations& to, Adjust adjust) {
+    const KernelTable& table = product.table;
     const std::int64_t numbers = to.rows * panel_k;
+    to.x = WorkBuffer<std::uint16_t>(padded_k * to.vectors);
+    // The kernel writes 32 elements at a time of all vectors that there are.
+    const std::int64_t written = to.vectors == to.rows * to.terms ? product.k / 32 * 32 : 0;
+    std::fill(to.x.data() + written * to.vectors, to.x.data() + padded_k * to.vectors, std::uint16_t{0});
     const WorkBuffer<float> chunk(numbers);
     const WorkBuffer<std::uint16_t> taken(to.terms > 1 ? numbers : 0);
     std::fill_n(chunk.data(), numbers, 0.0F);
-    for (std::int64_t k = 0; k < k_end; k += panel_k) {
-        const std::int64_t count = std::min(panel_k, k_end - k);
-        read(k, count, chunk.data());
+    Scratch scratch;
+    for (std::int64_t k = 0; k < product.k; k += panel_k) {
+        const std::int64_t count = std::min(panel_k, product.k - k);
+        read_activations(product, coded, to.first, to.rows, k, count, scratch, chunk.data(), panel_k);
+        for (std::int64_t i = 0; i < to.rows; ++i) adjust(chunk.data() + i * panel_k, count);
         for (std::int64_t term = 0; term < to.terms; ++term) {
             if (term > 0) take_term(table, {chunk.data(), static_cast<std::size_t>(numbers)}, taken.data());
-            const bool in_range = table.matmul.bf16->pack_lanes({.x = chunk.data(),
-                                                                 .x_stride = panel_k,
-                                                                 .rows = to.rows,
-                                                                 .k = count,
-                                                                 .out = to.out + k * to.vectors + term * to.rows * 2,
-                                                                 .vectors = to.vectors,
-                                                                 .order = to.order});
+            const bool in_range =
+                table.matmul.bf16->pack_lanes({.x = chunk.data(),
+                                               .x_stride = panel_k,
+                                               .rows = to.rows,
+                                               .k = count,
+                                               .out = to.x.data() + k * to.vectors + term * to.rows * 2,
+                                               .vectors = to.vectors,
+                                               .order = order});
             if (term == 0 && !in_range) return false;  // the other terms may be smaller: they are exact
         }
     }

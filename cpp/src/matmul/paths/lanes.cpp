@@ -5,10 +5,9 @@
 #include <algorithm>
 
 #include "matmul/bf16_terms.hpp"
-#include "matmul/product.hpp"
-#include "matmul/prepared.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
+#include "matmul/prepared.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -45,22 +44,6 @@ void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std
     std::vector<float> scratch;
     for (std::int64_t i = 0; i < out.rows; ++i)
         read_finer_scales(table, a, out.first + i, block, scratch, out.scales.data() + i, out.vectors);
-}
-
-bool pack(const Product& product, const ScaledMatrix* coded, bool packed, TermActivations& out) {
-    const std::int64_t rows = out.rows;
-    const std::int64_t numbers = round_up(product.k, 32) * out.vectors;
-    out.x = WorkBuffer<std::uint16_t>(numbers);
-    std::fill_n(out.x.data(), numbers, std::uint16_t{0});
-    Scratch scratch;
-    const LaneTerms to{.rows = rows,
-                       .terms = out.terms,
-                       .vectors = out.vectors,
-                       .order = packed ? PairOrder::packed : PairOrder::bytes,
-                       .out = out.x.data()};
-    return pack_terms(product.table, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
-        read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
-    });
 }
 
 // Rows of the weight in one call of the kernel, and what it needs besides.
@@ -206,7 +189,9 @@ Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*
                              .vectors = kernel_vectors(count * terms),
                              .x = {},
                              .scales = {}};
-        if (!pack(product, how.coded, w.packed, pass)) return Refusal::range;
+        if (!pack_terms(product, how.coded, round_up(product.k, 32), w.packed ? PairOrder::packed : PairOrder::bytes,
+                        pass, [](float* /*x*/, std::int64_t /*count*/) {}))
+            return Refusal::range;
         if (how.coded != nullptr)
             read_activation_scales(product.table, *how.coded, block_of(how.blocks, w.packed), pass);
         passes.push_back(std::move(pass));

@@ -6,16 +6,13 @@
 #include <bit>
 
 #include "matmul/bf16_terms.hpp"
-#include "matmul/product.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
 
-constexpr std::int64_t tile_size = 16, line = 64, byte_block = 32;
-
-constexpr std::int64_t step_of(bool packed) { return packed ? 2 * line : line; }
+constexpr std::int64_t tile_size = 16, byte_block = 32;
 
 // How a kernel is to apply scales: the fields of that name in TileRows.
 struct RowScales {
@@ -28,7 +25,7 @@ struct RowScales {
 };
 
 std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
-    const std::int64_t own = w.grid.block_cols, step = step_of(w.packed);
+    const std::int64_t own = w.grid.block_cols, step = row_step(w.packed);
     if (own >= k) return RowScales{.block_steps = panel_k / step, .blocks_per_scale = k};
     if (own % step == 0) {
         std::int64_t steps = panel_k / step;
@@ -66,7 +63,7 @@ bool zero_points_suit(const ScaledMatrix& w, const RowScales& how) {
 
 // Elements of K whose sums take scales together.
 std::int64_t block_of(const RowScales& how, bool packed) {
-    return (how.tile_scales ? 1 : how.block_steps) * step_of(packed);
+    return (how.tile_scales ? 1 : how.block_steps) * row_step(packed);
 }
 
 // The activations, where they are codes and the kernel's blocks, which may become shorter, each lie in one of theirs;
@@ -74,7 +71,7 @@ std::int64_t block_of(const RowScales& how, bool packed) {
 const ScaledMatrix* codes_that_suit(const Product& product, bool packed, RowScales& how) {
     const ScaledMatrix* a = coded_activations(product);
     if (a == nullptr) return nullptr;
-    const std::int64_t own = a->grid.block_cols, step = step_of(packed);
+    const std::int64_t own = a->grid.block_cols, step = row_step(packed);
     if (own >= product.k || own % block_of(how, packed) == 0) return a;
     if (how.tile_scales || own % step != 0 || how.block_steps % (own / step) != 0) return nullptr;
     how.blocks_per_scale *= how.block_steps / (own / step);
@@ -94,25 +91,18 @@ bool scale_up(float* x, std::int64_t n, float by) {
 }
 
 bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const RowScales& how, TermActivations& out) {
-    const std::int64_t rows = out.rows, padded_k = round_up(product.k, step_of(packed));
-    out.x = WorkBuffer<std::uint16_t>(padded_k * out.vectors);
-    const std::int64_t last = product.k / byte_block * byte_block * out.vectors;
-    std::fill(out.x.data() + last, out.x.data() + padded_k * out.vectors, std::uint16_t{0});
-    Scratch scratch;
     const PairOrder order = packed ? PairOrder::packed : how.tile_scales ? PairOrder::neighbours : PairOrder::runs;
-    const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .order = order, .out = out.x.data()};
     bool scaled = true;
-    const bool in_range = pack_terms(product.table, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
-        read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
-        for (std::int64_t i = 0; how.up != 1 && i < rows; ++i) scaled &= scale_up(x + i * panel_k, count, how.up);
-    });
+    const bool in_range = pack_terms(
+        product, coded, round_up(product.k, row_step(packed)), order, out,
+        [&](float* x, std::int64_t count) { scaled = scaled && (how.up == 1 || scale_up(x, count, how.up)); });
     if (!in_range || !scaled) return false;
     if (coded != nullptr) {
         const std::int64_t block = block_of(how, packed);
+        std::vector<float> scratch;
         out.scales.resize(static_cast<std::size_t>((product.k + block - 1) / block * tile_size));
-        for (std::int64_t i = 0; i < rows; ++i)
-            read_finer_scales(product.table, *coded, out.first + i, block, scratch.scales, out.scales.data() + i,
-                              tile_size);
+        for (std::int64_t i = 0; i < out.rows; ++i)
+            read_finer_scales(product.table, *coded, out.first + i, block, scratch, out.scales.data() + i, tile_size);
         // Sums that are to come down from 2^-48 meet these first, and must not become subnormal by them either.
         return how.up == 1 || all_within(out.scales, -40, 36);
     }
