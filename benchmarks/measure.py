@@ -47,7 +47,8 @@ PARTS = {
     ),
     "casts of the core": (
         *WHEREVER,
-        "cpp/src/kernels/*quantize_kernels.inl.hpp",
+        "cpp/src/kernels/quantize_kernels.inl.hpp",
+        "cpp/src/kernels/dequantize.inl.hpp",
         "cpp/src/kernels/compare_kernels.inl.hpp",
         "cpp/src/backends/importance.cpp",
         "cpp/src/quantize/*.cpp",
@@ -55,7 +56,7 @@ PARTS = {
     "optimizers in the core": (*WHEREVER, "cpp/src/kernels/adamw_kernels.inl.hpp", "cpp/src/quantize/adamw.cpp"),
     "products of the core": (
         *WHEREVER,
-        "cpp/src/kernels/matmul_kernels.inl.hpp",
+        "cpp/src/kernels/gemm.inl.hpp",
         "cpp/src/backends/codes_f32.cpp",
         "cpp/src/backends/integer.cpp",
         "cpp/src/backends/*/*.cpp",

@@ -16,10 +16,10 @@ namespace {
 // clang-format off: sorting would break the order
 #include "kernels/vocabulary.inl.hpp"
 #include "kernels/quantize_kernels.inl.hpp"
-#include "kernels/dequantize_kernels.inl.hpp"
+#include "kernels/dequantize.inl.hpp"
 #include "kernels/adamw_kernels.inl.hpp"
 #ifndef BRECCIA_UNIT_MATMUL
-#include "kernels/matmul_kernels.inl.hpp"
+#include "kernels/gemm.inl.hpp"
 #endif
 namespace compares {
 #include "kernels/compare_kernels.inl.hpp"

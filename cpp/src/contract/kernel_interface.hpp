@@ -2,19 +2,16 @@
 //
 // The matmul kernels of a backend. A weight is N rows of K contiguous codes, activations are M rows of K numbers. A
 // kernel computes c(n, m), so that no weight need be transposed. What kernels read and write is in kernel_interface/:
-//     panels.hpp    decoded panels              in_place.hpp  rows of codes in place, as bfloat16
-//     integer.hpp   the same, as integers       lanes.hpp     16 rows across lanes
-//     tiles.hpp     16 rows in matrix tiles     codes_f32.hpp rows of codes in place and panels, as float32
+//     panels.hpp    decoded panels              in_place.hpp  rows of codes in place
+//     integer.hpp   the same, as integers       lanes.hpp     16 rows across lanes, or in matrix tiles
 #pragma once
 
 #include <array>
 
-#include "contract/kernel_interface/codes_f32.hpp"
 #include "contract/kernel_interface/in_place.hpp"
 #include "contract/kernel_interface/integer.hpp"
 #include "contract/kernel_interface/lanes.hpp"
 #include "contract/kernel_interface/panels.hpp"
-#include "contract/kernel_interface/tiles.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -9,9 +9,6 @@
 #include <array>
 
 #include "breccia/recipe.hpp"
-#include "contract/adamw_kernels.hpp"
-#include "contract/compare_kernels.hpp"
-#include "contract/importance_kernels.hpp"
 #include "contract/kernel_interface.hpp"
 #include "contract/random.hpp"
 
@@ -152,6 +149,122 @@ struct DequantizeKernels {
     void row(Format format, const DequantizeRow& row, DType out = DType::float32) const {
         rows[static_cast<std::size_t>(format)][static_cast<std::size_t>(out)](row);
     }
+};
+
+// ---- Comparing two tensors: every backend's sums are equal bit by bit ----
+
+/// Sums of elements i, i + 8, i + 16, … of what was added, and the worst of those.
+struct ErrorLanes {
+    static constexpr int lanes = 8;
+    alignas(64) double signal[lanes] = {};
+    alignas(64) double other[lanes] = {};
+    alignas(64) double dot[lanes] = {};
+    alignas(64) double noise[lanes] = {};
+    /// The largest (x - y)^2 of floats, where no square overflows or vanishes; the largest |x - y| of doubles. NaNs do
+    /// not count here; the noise tells of them.
+    alignas(64) double worst[lanes] = {};
+};
+
+/// Bins that magnitudes are counted in: bin 0 holds zeros, bin 20 those from 2^-149, then one a half octave; the last
+/// holds what is not finite.
+inline constexpr int magnitude_bins = 575, first_magnitude_bin = 20;
+
+struct CompareKernels {
+    void (*add)(const float* x, const float* y, std::int64_t n, ErrorLanes& sums);
+    void (*add_doubles)(const double* x, const double* y, std::int64_t n, ErrorLanes& sums);
+    /// The bin of each |y[i] - x[i]| / unit, or of each |x[i]| / unit where y is null. Returns the bits of the largest
+    /// quotient of a finite difference; one that overflows counts as the largest number.
+    std::uint32_t (*bins)(const float* x, const float* y, float unit, std::int64_t n, std::uint16_t* bins);
+};
+
+// ---- The search by weighted squared error: the same holds of its sums ----
+
+/// What the codes of a format stand for, as numbers: one kernel serves all formats.
+struct CodeGrid {
+    bool integer = false;
+    float lowest = 0, largest = 0;
+    float smallest_normal = 0;  ///< of minifloats
+    float magic = 0;            ///< of minifloats: 2^(23 - mantissa bits), see Minifloat::encode
+};
+
+/// What the scales of a tensor are whose codes are a byte.
+struct CodedScales {
+    std::array<float, 256> factor;       ///< codes are made of x times it
+    std::array<float, 256> decoded;      ///< the global scale included
+    std::array<std::uint8_t, 256> last;  ///< the last code whose scale is below twice that of this one
+    int lowest = 0, highest = 0;         ///< the codes a search may choose
+    bool from_zero = false;              ///< whether one begins at the lowest where amax's code, 0, scales all to zero
+};
+
+/// Consecutive blocks of one row, each with weights of its own.
+struct WeightedBlocks {
+    const float* x = nullptr;
+    const float* weights = nullptr;  ///< above zero
+    std::int64_t blocks = 0, block = 0;
+};
+
+/// Sums over a block, in units of the scale's error_unit, under integer codes q = x / scale, rounded and cut off.
+struct IntegerSums {
+    float error = 0;   ///< h (x - q s)^2
+    float cross = 0;   ///< h x q
+    float square = 0;  ///< h q^2
+    float cut = 0;     ///< of the error: that of elements whose quotient lies beyond the codes
+    float dead = 0;    ///< of the error: that of elements of code zero
+};
+
+struct ImportanceKernels {
+    void (*coded_scales)(const ScaleParams&, CodedScales&);
+    /// Puts the best code in the place of each: `codes` holds those of the amax rule. Blocks of zeros and blocks that
+    /// are not finite keep theirs.
+    void (*search_codes)(const WeightedBlocks&, const CodeGrid&, const CodedScales&, const ScaleParams&,
+                         std::uint8_t* codes);
+    /// Sum of h (x - value)^2 over finite values under one scale.
+    float (*error)(const float* x, const float* weights, std::int64_t n, const CodeGrid&, const BlockScale&);
+    /// Of codes lowest … largest, less the zero point; the second with `cut` and `dead`.
+    IntegerSums (*integer_sums)(const float* x, const float* weights, std::int64_t n, float lowest, float largest,
+                                const BlockScale&);
+    IntegerSums (*integer_sums_and_ends)(const float* x, const float* weights, std::int64_t n, float lowest,
+                                         float largest, const BlockScale&);
+};
+
+// ---- A step of AdamW ----
+
+/// What all numbers of a step have in common.
+struct AdamWFactors {
+    float beta1 = 0, beta2 = 0;  ///< of the moments
+    float rest1 = 1, rest2 = 1;  ///< 1 - beta
+    float keep = 1;              ///< of a weight: 1 - lr * weight_decay
+    float rate = 0;              ///< lr / (1 - beta1^step)
+    float correction = 1;        ///< 1 / sqrt(1 - beta2^step)
+    float eps = 0;
+};
+
+/// One moment of consecutive groups.
+struct MomentGroups {
+    std::uint8_t* codes = nullptr;
+    std::uint8_t* scales = nullptr;      ///< of the type in ScaleParams, at any address
+    std::uint16_t* exponents = nullptr;  ///< float16; null where moments are not expanded
+    RandomKey key;                       ///< of draws, where moments are rounded stochastically
+};
+
+/// Consecutive groups: everything is read and written in place but for gradients.
+struct AdamWGroups {
+    float* weights = nullptr;
+    const float* gradients = nullptr;
+    std::int64_t groups = 0, group = 0;  ///< how many, and numbers in each: a multiple of 16, at most 256
+    MomentGroups first, second;
+    std::uint32_t position = 0;  ///< of the first draw
+};
+
+/// The longest group.
+inline constexpr std::int64_t adamw_group = 256;
+
+using AdamWKernel = void (*)(const AdamWGroups&, const AdamWFactors&, const ScaleParams&);
+
+/// By format of the codes; null where no moment is kept in it.
+struct AdamWKernels {
+    std::array<AdamWKernel, Codecs::size> expanded;    ///< with an exponent for each group
+    std::array<AdamWKernel, Codecs::size> stochastic;  ///< the first moment and the root of the second
 };
 
 /// A backend.

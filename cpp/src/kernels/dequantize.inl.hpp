@@ -1,6 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// (decode(code) - zero_point) * scale, rounded once more where the output is narrower than float32.
+// What makes numbers. Codes: (decode(code) - zero_point) * scale, rounded once more where the output is narrower than
+// float32. Included as quantize_kernels.inl.hpp is, and after it.
+
+// ---- Between float32 and the other high-precision types, nearest even ----
+
+template <class T>
+static void load_run(const void* x, std::int64_t n, float* out) {
+    const T* from = static_cast<const T*>(x);
+    std::int64_t i = 0;
+    if constexpr (!std::is_same_v<T, double>)
+        for (; i + lanes <= n; i += lanes) f_store(out + i, f_load_as(from + i));
+    for (; i < n; ++i) {
+        if constexpr (std::is_floating_point_v<T>)
+            out[i] = static_cast<float>(from[i]);
+        else
+            out[i] = to_float(from[i]);
+    }
+}
+
+template <class T>
+static void store_run(const float* x, std::int64_t n, void* out) {
+    T* to = static_cast<T*>(out);
+    std::int64_t i = 0;
+    if constexpr (!std::is_same_v<T, double>)
+        for (; i + lanes <= n; i += lanes) f_store_as(to + i, f_load(x + i));
+    for (; i < n; ++i) {
+        if constexpr (std::is_floating_point_v<T>)
+            to[i] = static_cast<T>(x[i]);
+        else if constexpr (std::is_same_v<T, Float16>)
+            to[i] = to_float16(x[i]);
+        else
+            to[i] = to_bfloat16(x[i]);
+    }
+}
+
+// ---- Codes ----
 
 template <class C>
 BRECCIA_INLINE F decode_lanes(const std::uint8_t* codes, std::int64_t i, bool packed) {
@@ -124,4 +159,14 @@ static void dequantize_row(const DequantizeRow& row) {
         dequantize_run<C>(row, at, n, row.scales[block], zero_point, normal, out + done);
         done += n;
     }
+}
+
+static consteval DequantizeKernels make_dequantize_kernels() {
+    return {.load = {load_run<float>, load_run<double>, load_run<Float16>, load_run<BFloat16>},
+            .store = {store_run<float>, store_run<double>, store_run<Float16>, store_run<BFloat16>},
+            .contract = contract_row,
+            .rows = Codecs::map([]<Codec C>() {
+                return std::array{dequantize_row<C, float>, DequantizeKernel{nullptr}, dequantize_row<C, Float16>,
+                                  dequantize_row<C, BFloat16>};
+            })};
 }

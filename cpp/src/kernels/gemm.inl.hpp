@@ -73,3 +73,12 @@ static float dot(const float* a, const float* b, std::int64_t n) {
     if (k < n) sum_f32x16[1] = f_multiply_add(f_load_n(a + k, n - k), f_load_n(b + k, n - k), sum_f32x16[1]);
     return f_sum(f_add(f_add(sum_f32x16[0], sum_f32x16[1]), f_add(sum_f32x16[2], sum_f32x16[3])));
 }
+
+// What multiplies, in float32 for every backend. `kernels`: those that the backend has of its own.
+static consteval MatmulKernels make_matmul_kernels(MatmulKernels kernels = {}) {
+    kernels.pack = pack_f32;
+    kernels.gemm = gemm_f32;
+    kernels.transpose = transpose_16x16;
+    kernels.dot = dot;
+    return kernels;
+}

@@ -225,7 +225,7 @@ class _Options(NamedTuple):
     step: int
 
     def factors(self) -> tuple[float, ...]:
-        """As AdamWFactors in cpp/src/contract/adamw_kernels.hpp."""
+        """As AdamWFactors in cpp/src/contract/kernel_table.hpp."""
         return (
             *(self.beta1, self.beta2, 1 - self.beta1, 1 - self.beta2, 1 - self.lr * self.weight_decay),
             self.lr / (1 - self.beta1**self.step),

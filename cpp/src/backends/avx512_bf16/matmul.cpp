@@ -6,7 +6,7 @@ namespace breccia::inline v0_4::avx512_bf16 {
 namespace {
 // clang-format off: sorting would break the order
 #include "kernels/vocabulary.inl.hpp"
-#include "kernels/matmul_kernels.inl.hpp"
+#include "kernels/gemm.inl.hpp"
 #include "backends/avx512_bf16/transpose.inl.hpp"
 #include "backends/avx512_bf16/decode.inl.hpp"
 #include "backends/avx512_bf16/gemm.inl.hpp"

@@ -219,7 +219,7 @@ def adamw_step(
     seed: int,
 ) -> None:
     """One step in place. All tensors are contiguous; moments are codes, scales and, where there are any, exponents;
-    `factors` are those of AdamWFactors in cpp/src/contract/adamw_kernels.hpp, `seed` is of the first moment's draws."""
+    `factors` are those of AdamWFactors in cpp/src/contract/kernel_table.hpp, `seed` is of the first moment's draws."""
     form = _form(recipe)
     moments = [
         part if part.is_floating_point() and part.element_size() > 1 else part.view(torch.uint8)
