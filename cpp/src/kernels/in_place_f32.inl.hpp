@@ -163,18 +163,13 @@ static void arrange_f32(const ArrangeF32& a) {
             a.x[k] * UnitsOf<C>::numbers.factor;
 }
 
+template <class C>
+concept MatrixCodec = C::family != CodecFamily::exponent;
+
 static consteval CodeKernelsF32 code_kernels_f32(std::int64_t tile_rows) {
-    return {.arrange = Codecs::map([]<Codec C>() -> void (*)(const ArrangeF32&) {
-                if constexpr (C::family != CodecFamily::exponent) return arrange_f32<C>;
-                return nullptr;
-            }),
-            .product = Codecs::map([]<Codec C>() -> void (*)(const InPlaceF32&) {
-                if constexpr (C::family != CodecFamily::exponent) return multiply_in_place_f32<C>;
-                return nullptr;
-            }),
-            .decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeF32&) {
-                if constexpr (C::family != CodecFamily::exponent) return decode_f32<C>;
-                return nullptr;
-            }),
-            .tile_rows = tile_rows};
+    CodeKernelsF32 kernels{.tile_rows = tile_rows};
+    set_each(kernels.arrange, []<MatrixCodec C>() { return arrange_f32<C>; });
+    set_each(kernels.product, []<MatrixCodec C>() { return multiply_in_place_f32<C>; });
+    set_each(kernels.decode, []<MatrixCodec C>() { return decode_f32<C>; });
+    return kernels;
 }

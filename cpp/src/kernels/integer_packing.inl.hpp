@@ -99,6 +99,19 @@ static void pack_byte_integers(const PackIntegers& p) {
 
 template <class C>
 static void pack_integers(const PackIntegers& p) {
+
+template <class C>
+concept PanelCodec = C::bits == 4 || std::is_same_v<C, Int8>;
+
+template <class C>
+static consteval IntegerPanelKernel panel_kernel(void (*multiply)(const IntegerPanel&), int elements) {
+    return {.pack = pack_integers<C>,
+            .multiply = multiply,
+            .elements = elements,
+            .unit = panel_codes<C, false>.unit,
+            .plain = panel_codes<C, false>.integers,
+            .with_zero_points = panel_codes<C, true>.integers};
+}
     if constexpr (C::bits == 8)
         pack_byte_integers(p);
     else if (p.w.zero_points != nullptr)

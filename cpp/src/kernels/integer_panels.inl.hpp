@@ -85,19 +85,10 @@ static void multiply_panel(const IntegerPanel& p) {
 }
 
 static consteval void add_integer_panels(IntegerKernels& kernels) {
-    kernels.panels.kernels = Codecs::map([]<Codec C>() -> IntegerPanelKernel {
-        if constexpr (C::bits == 4 || std::is_same_v<C, Int8>) {
-            constexpr bool packed = C::bits == 4;
-            using Words = std::conditional_t<packed, NibblePanelWords, BytePanelWords>;
-            return {.pack = pack_integers<C>,
-                    .multiply = multiply_panel<Words>,
-                    .elements = packed ? 4 : panel_byte_elements,
-                    .unit = panel_codes<C, false>.unit,
-                    .plain = panel_codes<C, false>.integers,
-                    .with_zero_points = panel_codes<C, true>.integers};
-        } else {
-            return {};
-        }
+    set_each(kernels.panels.kernels, []<PanelCodec C>() {
+        constexpr bool packed = C::bits == 4;
+        using Words = std::conditional_t<packed, NibblePanelWords, BytePanelWords>;
+        return panel_kernel<C>(multiply_panel<Words>, packed ? 4 : panel_byte_elements);
     });
     kernels.panels.heights = panel_heights;
 }

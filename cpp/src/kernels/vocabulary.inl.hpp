@@ -16,6 +16,17 @@ inline constexpr DecodeTable<C> decode_table{};
 
 #include "vec.hpp"
 
+/// Sets the kernel of each codec that `make` takes.
+template <class Kernel, class Make>
+static consteval void set_each(std::array<Kernel, Codecs::size>& kernels, Make make) {
+    kernels = Codecs::map([&]<Codec C>() -> Kernel {
+        if constexpr (requires { make.template operator()<C>(); })
+            return make.template operator()<C>();
+        else
+            return {};
+    });
+}
+
 // How many numbers kernels take at a time: a vector F, or four.
 inline constexpr std::int64_t lanes = 16, wide = 4 * lanes;
 

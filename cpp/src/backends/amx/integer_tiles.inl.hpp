@@ -247,20 +247,12 @@ static void multiply_in_tiles(const IntegerPanel& p) {
 static bool has_integer_tiles();
 
 static consteval IntegerPanels make_integer_tiles() {
-    return {.kernels = Codecs::map([]<Codec C>() -> IntegerPanelKernel {
-                if constexpr (C::bits == 4 || std::is_same_v<C, Int8>)
-                    return {.pack = pack_integers<C>,
-                            .multiply = multiply_in_tiles,
-                            .unit = panel_codes<C, false>.unit,
-                            .plain = panel_codes<C, false>.integers,
-                            .with_zero_points = panel_codes<C, true>.integers};
-                else
-                    return {};
-            }),
-            .heights = {32, 16, 0},
-            .groups = most_groups,
-            .multiple = tile_steps,
-            .abreast = tile_steps,
-            .bytes = 1 << 20,
-            .supported = has_integer_tiles};
+    IntegerPanels panels{.heights = {32, 16, 0},
+                         .groups = most_groups,
+                         .multiple = tile_steps,
+                         .abreast = tile_steps,
+                         .bytes = 1 << 20,
+                         .supported = has_integer_tiles};
+    set_each(panels.kernels, []<PanelCodec C>() { return panel_kernel<C>(multiply_in_tiles, 4); });
+    return panels;
 }

@@ -44,22 +44,24 @@ static bool has_integer_tiles() {
 }
 
 constexpr IntegerPanels integer_tiles = make_integer_tiles();
+
+static consteval ProductKernels make_product_kernels() {
+    ProductKernels kernels{.gemm = gemm_amx,
+                           .first_level_cache = 48 * 1024,
+                           .tile_rows = 16,
+                           .panel = {.rows = 384, .activations = 512, .k = panel_k},
+                           .panel_of_terms = {.rows = 384, .activations = 512, .k = k_of_terms},
+                           .begin = configure_tiles,
+                           .end = release_tiles,
+                           .gemv_e4m3 = gemv_e4m3,
+                           .integer_tiles = &integer_tiles};
+    set_each(kernels.tiles, []<BF16Codec C>() { return multiply_rows_in_place<C>; });
+    return kernels;
+}
 }  // namespace
 
 extern constinit const ProductKernels matmul_kernels;
-constinit const ProductKernels matmul_kernels{.gemm = gemm_amx,
-                                              .first_level_cache = 48 * 1024,
-                                              .tile_rows = 16,
-                                              .panel = {.rows = 384, .activations = 512, .k = panel_k},
-                                              .panel_of_terms = {.rows = 384, .activations = 512, .k = k_of_terms},
-                                              .begin = configure_tiles,
-                                              .end = release_tiles,
-                                              .tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
-                                                  if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
-                                                  return nullptr;
-                                              }),
-                                              .gemv_e4m3 = gemv_e4m3,
-                                              .integer_tiles = &integer_tiles};
+constinit const ProductKernels matmul_kernels = make_product_kernels();
 
 }  // namespace breccia::inline v0_4::amx
 BRECCIA_TARGET_END

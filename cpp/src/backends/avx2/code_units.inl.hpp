@@ -7,14 +7,8 @@
 /// Formats whose exponents and fractions fit float16's, infinities too, which have its largest exponent alone; 4-bit
 /// codes are looked up.
 template <class C>
-inline constexpr bool through_halves = [] {
-    if constexpr (C::bits == 4)
-        return false;
-    else if constexpr (C::family == CodecFamily::minifloat)
-        return C::specials == Specials::ieee ? C::exponent_bits == 5 : C::exponent_bits < 5;
-    else
-        return false;
-}();
+concept ThroughHalves = C::bits != 4 && C::family == CodecFamily::minifloat &&
+                        (C::specials == Specials::ieee ? C::exponent_bits == 5 : C::exponent_bits < 5);
 
 /// High bytes of the float16 numbers that 4-bit codes stand for, unsigned ones less 8: their low bytes are zero.
 template <class C>
@@ -162,8 +156,7 @@ struct OrderedHalves : WatchedUnit<C> {
     }
 };
 
-template <class C>
-requires through_halves<C>
+template <ThroughHalves C>
 struct UnitsOf<C> {
     using Product = HalfUnit<C>;
     using Panel = OrderedHalves<C>;

@@ -63,12 +63,7 @@ struct ByteReader {
 
 /// Formats whose values are few enough multiples of one number.
 template <class C>
-inline constexpr bool has_code_bytes = [] {
-    if constexpr (C::family == CodecFamily::exponent)
-        return false;
-    else
-        return C::max / C::decode(1) <= 128;
-}();
+concept ByteCodec = C::family != CodecFamily::exponent && C::max / C::decode(1) <= 128;
 
 /// A step's sums of products with `Count` digits, as the integers that they stand for.
 template <int Count, int Vectors>

@@ -6,7 +6,7 @@
 
 // Every code of these is exact in bfloat16, zero points -8 ... 15 subtracted.
 template <class C>
-inline constexpr bool has_bf16 = C::family != CodecFamily::exponent;
+concept BF16Codec = C::family != CodecFamily::exponent;
 
 /// How codes are looked up. Formats of a kind differ in what their tables hold, which kernels are handed: one kernel
 /// does for all of them.

@@ -177,6 +177,6 @@ static bool pack_digits(const PackDigits& p, const CodeBytes& of_codes) {
 }
 
 template <class C>
-static bool pack_digits(const PackDigits& p) {
+static bool pack_digits_of(const PackDigits& p) {
     return pack_digits<is_packed(byte_reading<C>)>(p, code_bytes<C>);
 }

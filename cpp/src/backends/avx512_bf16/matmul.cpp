@@ -29,42 +29,22 @@ static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
     kernels.pack_words = pack_words;
     kernels.pack_lanes = pack_lanes;
     kernels.transpose = transpose_32x16;
-    kernels.decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeBF16&) {
-        if constexpr (has_bf16<C>) return decode_bf16<C>;
-        return nullptr;
-    });
-    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const Gemv&) {
-        if constexpr (has_bf16<C>) return gemv_bf16<C>;
-        return nullptr;
-    });
-    kernels.lanes = Codecs::map([]<Codec C>() -> void (*)(const LaneProduct&) {
-        if constexpr (has_bf16<C>) return lane_product<C>;
-        return nullptr;
-    });
+    set_each(kernels.decode, []<BF16Codec C>() { return decode_bf16<C>; });
+    set_each(kernels.gemv, []<BF16Codec C>() { return gemv_bf16<C>; });
+    set_each(kernels.lanes, []<BF16Codec C>() { return lane_product<C>; });
     return kernels;
 }
 
 static consteval IntegerKernels make_integer_kernels() {
     IntegerKernels kernels;
-    kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
-        if constexpr (has_code_bytes<C>) return pack_digits<C>;
-        return nullptr;
-    });
-    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
-        if constexpr (has_code_bytes<C>) return integer_gemv<C>;
-        return nullptr;
-    });
-    kernels.lanes = Codecs::map([]<Codec C>() -> void (*)(const IntegerLanes&) {
-        if constexpr (has_code_bytes<C>) return integer_lanes<C>;
-        return nullptr;
-    });
-    kernels.digits_of_codes = Codecs::map([]<Codec C>() -> bool (*)(const DigitsOfCodes&) {
-        if constexpr (has_code_bytes<C>)
-            return [](const DigitsOfCodes& p) {
-                constexpr const CodeBytes& of = code_bytes<C>;
-                return digits_of_codes<is_packed(byte_reading<C>)>(p, of.unit, of.offset, lifted_bias);
-            };
-        return nullptr;
+    set_each(kernels.pack_digits, []<ByteCodec C>() { return pack_digits_of<C>; });
+    set_each(kernels.gemv, []<ByteCodec C>() { return integer_gemv<C>; });
+    set_each(kernels.lanes, []<ByteCodec C>() { return integer_lanes<C>; });
+    set_each(kernels.digits_of_codes, []<ByteCodec C>() {
+        return [](const DigitsOfCodes& p) {
+            constexpr const CodeBytes& of = code_bytes<C>;
+            return digits_of_codes<is_packed(byte_reading<C>)>(p, of.unit, of.offset, lifted_bias);
+        };
     });
     add_integer_panels(kernels);
     return kernels;
