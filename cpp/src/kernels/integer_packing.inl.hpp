@@ -32,22 +32,14 @@ inline constexpr PanelCodes panel_codes = [] {
 /// Bytes ahead of a row's codes that are asked for: sixteen streams are too many for the processor to follow.
 inline constexpr std::int64_t panel_ahead = 512;
 
-/// Sixteen rows of packed codes, 64 bytes of each at a time.
-template <bool HasZero>
-static void pack_packed_integers(const PackIntegers& p, const PanelCodes& of) {
-    const CodeRows& w = p.w;
-    const std::int64_t bytes = (w.k + 1) / 2, block_words = w.block >= w.k ? bytes : w.block / 8;
-    alignas(64) std::uint8_t last[16][64], zeros[64];
+/// Calls put(word, words) for each word of 32 bits of `bytes` of sixteen rows, side by side; the last row again for
+/// those that are missing.
+template <class Put>
+BRECCIA_INLINE void for_each_word(const CodeRows& w, std::int64_t bytes, Put put) {
+    alignas(64) std::uint8_t last[16][64];
     alignas(64) std::uint32_t turned[16 * 16];
     const std::uint8_t* rows[16];
-    const std::uint8_t* zero_points[16];
-    for (int r = 0; r < 16; ++r) {
-        const std::int64_t row = r < w.rows ? r : w.rows - 1;
-        rows[r] = w.codes + row * w.row_stride;
-        if constexpr (HasZero) zero_points[r] = w.zero_points + w.scale_row_of(row) * w.zero_row_stride;
-    }
-    std::uint8_t* out = p.out;
-    std::int64_t zeros_of = -1;
+    for (int r = 0; r < 16; ++r) rows[r] = w.codes + (r < w.rows ? r : w.rows - 1) * w.row_stride;
     for (std::int64_t at = 0; at < bytes; at += 64) {
         if (at + 64 > bytes) {
             for (int r = 0; r < 16; ++r) {
@@ -60,45 +52,53 @@ static void pack_packed_integers(const PackIntegers& p, const PanelCodes& of) {
             row += 64;
             prefetch(row + panel_ahead);
         }
-        for (int j = 0; j < 16; ++j, out += 128) {
-            if constexpr (HasZero) {
-                const std::int64_t block = (at / 4 + j) / block_words;
-                if (block != zeros_of && (at / 4 + j) * 8 < w.k) {
-                    zeros_of = block;
-                    for (int i = 0; i < 64; ++i) zeros[i] = zero_points[i / 4][block];
-                }
-            }
-            unpack_words<HasZero>(turned + j * 16, of.integer, zeros, out);
-        }
+        for (int j = 0; j < 16; ++j) put(at / 4 + j, turned + j * 16);
     }
+}
+
+/// Sixteen rows of packed codes.
+template <bool HasZero>
+static void pack_packed_integers(const PackIntegers& p, const PanelCodes& of) {
+    const CodeRows& w = p.w;
+    const std::int64_t bytes = (w.k + 1) / 2, block_words = w.block >= w.k ? bytes : w.block / 8;
+    alignas(64) std::uint8_t zeros[64];
+    const std::uint8_t* zero_points[16];
+    if constexpr (HasZero)
+        for (int r = 0; r < 16; ++r)
+            zero_points[r] = w.zero_points + w.scale_row_of(r < w.rows ? r : w.rows - 1) * w.zero_row_stride;
+    std::uint8_t* out = p.out;
+    std::int64_t zeros_of = -1;
+    for_each_word(w, bytes, [&](std::int64_t word, const std::uint32_t* words) BRECCIA_INLINE_LAMBDA {
+        if constexpr (HasZero) {
+            const std::int64_t block = word / block_words;
+            if (block != zeros_of && word * 8 < w.k) {
+                zeros_of = block;
+                for (int i = 0; i < 64; ++i) zeros[i] = zero_points[i / 4][block];
+            }
+        }
+        unpack_words<HasZero>(words, of.integer, zeros, out);
+        out += 128;
+    });
 }
 
 /// Sixteen rows of INT8 codes.
 static void pack_byte_integers(const PackIntegers& p) {
-    const CodeRows& w = p.w;
-    alignas(64) std::uint8_t last[16][64];
-    alignas(64) std::uint32_t turned[16 * 16];
-    const std::uint8_t* rows[16];
-    for (int r = 0; r < 16; ++r) rows[r] = w.codes + (r < w.rows ? r : w.rows - 1) * w.row_stride;
     std::uint8_t* out = p.out;
-    for (std::int64_t at = 0; at < w.k; at += 64) {
-        if (at + 64 > w.k) {
-            for (int r = 0; r < 16; ++r) {
-                for (std::int64_t i = 0; i < 64; ++i) last[r][i] = at + i < w.k ? rows[r][i] : 0;
-                rows[r] = last[r];
-            }
-        }
-        transpose_words(rows, turned);
-        for (const std::uint8_t*& row : rows) {
-            row += 64;
-            prefetch(row + panel_ahead);
-        }
-        for (int j = 0; j < 16; ++j, out += panel_byte_stride) put_bytes(turned + j * 16, out);
-    }
+    for_each_word(p.w, p.w.k, [&](std::int64_t, const std::uint32_t* words) BRECCIA_INLINE_LAMBDA {
+        put_bytes(words, out);
+        out += panel_byte_stride;
+    });
 }
 
 template <class C>
 static void pack_integers(const PackIntegers& p) {
+    if constexpr (C::bits == 8)
+        pack_byte_integers(p);
+    else if (p.w.zero_points != nullptr)
+        pack_packed_integers<true>(p, panel_codes<C, true>);
+    else
+        pack_packed_integers<false>(p, panel_codes<C, false>);
+}
 
 template <class C>
 concept PanelCodec = C::bits == 4 || std::is_same_v<C, Int8>;
@@ -111,11 +111,4 @@ static consteval IntegerPanelKernel panel_kernel(void (*multiply)(const IntegerP
             .unit = panel_codes<C, false>.unit,
             .plain = panel_codes<C, false>.integers,
             .with_zero_points = panel_codes<C, true>.integers};
-}
-    if constexpr (C::bits == 8)
-        pack_byte_integers(p);
-    else if (p.w.zero_points != nullptr)
-        pack_packed_integers<true>(p, panel_codes<C, true>);
-    else
-        pack_packed_integers<false>(p, panel_codes<C, false>);
 }

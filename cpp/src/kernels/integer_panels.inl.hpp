@@ -2,18 +2,16 @@
 //
 // Many activations that are INT8 codes by a weight whose codes are small integers. A word of each of sixteen weight
 // rows meets the same elements of an activation, which are broadcast. So the sum of a block is a lane, becomes a float
-// once and takes its row's scale: nothing is added across lanes. Included after the backend's PanelWords and what is
-// named there, and after kernels/integer_packing.inl.hpp.
+// once and takes its row's scale: nothing is added across lanes. Included after the backend's products of words and
+// what is named there, and after kernels/integer_packing.inl.hpp.
 
 /// A unit's sums at a time: all of them, and the totals, in registers where there are enough.
 template <class Words, int Height, bool XScaled>
 static void panel_of(const IntegerPanel& p) {
-    constexpr int vectors = Words::vectors, step = Words::steps_at_once, x_bytes = 4 * Height;
-    typename Words::Floats total[vectors][Height];
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v)
+    constexpr int step = 4, x_bytes = 4 * Height;
+    F total[Height];
 #pragma GCC unroll 12
-        for (int a = 0; a < Height; ++a) total[v][a] = Words::none();
+    for (int a = 0; a < Height; ++a) total[a] = f_set(0.0F);
     const std::uint8_t* codes = p.codes;
     const std::int8_t* x = p.x;
     const float* scales = p.scales;
@@ -21,38 +19,29 @@ static void panel_of(const IntegerPanel& p) {
     [[maybe_unused]] const float* x_scales = p.x_scales;
     std::int64_t left_of_scale = p.units_per_scale;
     for (std::int64_t left = p.steps; left > 0; left -= p.run) {
-        typename Words::Sums sums[vectors][Height];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v)
+        I sums[Height];
 #pragma GCC unroll 12
-            for (int a = 0; a < Height; ++a) sums[v][a] = Words::begin(starts + a);
+        for (int a = 0; a < Height; ++a) sums[a] = Words::begin(starts[a]);
         for (std::int64_t s = p.run < left ? p.run : left; s > 0; s -= step) {
 #pragma GCC unroll 8
             for (int i = 0; i < step; ++i) {
-                typename Words::Codes of[vectors];
-#pragma GCC unroll 4
-                for (int v = 0; v < vectors; ++v) of[v] = Words::read(codes + i * 64, v);
+                const I of = i_load(reinterpret_cast<const std::int32_t*>(codes + i * 64));
 #pragma GCC unroll 12
                 for (int a = 0; a < Height; ++a) {
-                    const auto by = Words::broadcast(x + i * x_bytes + a * 4);
-#pragma GCC unroll 4
-                    for (int v = 0; v < vectors; ++v) Words::add(sums[v][a], of[v], by);
+                    std::int32_t word;
+                    __builtin_memcpy(&word, x + i * x_bytes + a * 4, sizeof word);
+                    Words::add(sums[a], of, i_set(word));
                 }
             }
             codes += step * 64;
             x += step * x_bytes;
         }
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) {
-            const auto scale = Words::load(scales, v);
+        const F scale = f_load(scales);
 #pragma GCC unroll 12
-            for (int a = 0; a < Height; ++a) {
-                const auto sum = Words::end(sums[v][a], starts + a);
-                if constexpr (XScaled)
-                    Words::multiply_add(total[v][a], sum, Words::times(scale, x_scales + a));
-                else
-                    Words::multiply_add(total[v][a], sum, scale);
-            }
+        for (int a = 0; a < Height; ++a) {
+            F by = scale;
+            if constexpr (XScaled) by = f_mul(scale, f_set(x_scales[a]));
+            total[a] = f_multiply_add(Words::end(sums[a], starts[a]), by, total[a]);
         }
         starts += Height;
         if constexpr (XScaled) x_scales += Height;
@@ -61,10 +50,8 @@ static void panel_of(const IntegerPanel& p) {
             scales += 16;
         }
     }
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v)
 #pragma GCC unroll 12
-        for (int a = 0; a < Height; ++a) Words::store(p.out + a * p.out_stride, v, total[v][a]);
+    for (int a = 0; a < Height; ++a) f_store(p.out + a * p.out_stride, total[a]);
 }
 
 template <class Words, int Height>

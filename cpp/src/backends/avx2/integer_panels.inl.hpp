@@ -8,27 +8,7 @@ inline constexpr PanelHeights panel_heights = {4, 0, 0};
 inline constexpr bool panel_codes_are_signed = false;
 inline constexpr std::int64_t long_run = 4096;  // steps, whose sums of bytes 32 bits hold
 
-struct PanelFloats {
-    static constexpr int vectors = 2, steps_at_once = 4;
-    using Floats = __m256;
-    using Sums = __m256i;
-    using Codes = __m256i;
-    BRECCIA_INLINE_MEMBER static Floats none() { return _mm256_setzero_ps(); }
-    BRECCIA_INLINE_MEMBER static Floats load(const float* p, int v) { return _mm256_loadu_ps(p + 8 * v); }
-    BRECCIA_INLINE_MEMBER static Floats times(Floats x, const float* by) {
-        return _mm256_mul_ps(x, _mm256_broadcast_ss(by));
-    }
-    BRECCIA_INLINE_MEMBER static void multiply_add(Floats& to, Floats a, Floats b) { to = _mm256_fmadd_ps(a, b, to); }
-    BRECCIA_INLINE_MEMBER static void store(float* p, int v, Floats x) { _mm256_storeu_ps(p + 8 * v, x); }
-    BRECCIA_INLINE_MEMBER static Codes read(const std::uint8_t* p, int v) {
-        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + v);
-    }
-    BRECCIA_INLINE_MEMBER static __m256i broadcast(const void* four_bytes) {
-        std::int32_t word;
-        __builtin_memcpy(&word, four_bytes, sizeof word);
-        return _mm256_set1_epi32(word);
-    }
-};
+BRECCIA_INLINE F f_of_integers(I x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 
 #ifdef BRECCIA_DPBUSD
 
@@ -36,10 +16,12 @@ inline constexpr int panel_byte_offset = 128, panel_byte_elements = 4, panel_byt
 inline constexpr bool packed_starts_are_words = false;
 inline constexpr std::int64_t packed_run = long_run;
 
-struct NibblePanelWords : PanelFloats {
-    BRECCIA_INLINE_MEMBER static Sums begin(const std::int32_t* start) { return broadcast(start); }
-    BRECCIA_INLINE_MEMBER static void add(Sums& sum, Codes codes, __m256i by) { sum = BRECCIA_DPBUSD(sum, codes, by); }
-    BRECCIA_INLINE_MEMBER static Floats end(Sums sum, const std::int32_t* /*start*/) { return _mm256_cvtepi32_ps(sum); }
+struct NibblePanelWords {
+    BRECCIA_INLINE_MEMBER static I begin(std::int32_t start) { return i_set(start); }
+    BRECCIA_INLINE_MEMBER static void add(I& sum, I codes, I by) {
+        sum = {BRECCIA_DPBUSD(sum.lo, codes.lo, by.lo), BRECCIA_DPBUSD(sum.hi, codes.hi, by.hi)};
+    }
+    BRECCIA_INLINE_MEMBER static F end(I sum, std::int32_t /*start*/) { return f_of_integers(sum); }
 };
 using BytePanelWords = NibblePanelWords;
 
@@ -60,22 +42,24 @@ inline constexpr bool packed_starts_are_words = true;
 inline constexpr std::int64_t packed_run = 8;
 static_assert(15 * 128 * 2 * packed_run < 32768);
 
-struct NibblePanelWords : PanelFloats {
-    BRECCIA_INLINE_MEMBER static Sums begin(const std::int32_t* /*start*/) { return _mm256_setzero_si256(); }
-    BRECCIA_INLINE_MEMBER static void add(Sums& sum, Codes codes, __m256i by) {
-        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, by));
+struct NibblePanelWords {
+    BRECCIA_INLINE_MEMBER static I begin(std::int32_t /*start*/) { return i_set(0); }
+    BRECCIA_INLINE_MEMBER static void add(I& sum, I codes, I by) {
+        sum = {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(codes.lo, by.lo)),
+               _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(codes.hi, by.hi))};
     }
-    BRECCIA_INLINE_MEMBER static Floats end(Sums sum, const std::int32_t* start) {
-        const __m256i words = _mm256_add_epi16(sum, broadcast(start));
-        return _mm256_cvtepi32_ps(_mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+    BRECCIA_INLINE_MEMBER static F end(I sum, std::int32_t start) {
+        const __m256i words = _mm256_set1_epi32(start), one = _mm256_set1_epi16(1);
+        return f_of_integers({_mm256_madd_epi16(_mm256_add_epi16(sum.lo, words), one),
+                              _mm256_madd_epi16(_mm256_add_epi16(sum.hi, words), one)});
     }
 };
-struct BytePanelWords : PanelFloats {
-    BRECCIA_INLINE_MEMBER static Sums begin(const std::int32_t* start) { return broadcast(start); }
-    BRECCIA_INLINE_MEMBER static void add(Sums& sum, Codes codes, __m256i by) {
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes, by));
+struct BytePanelWords {
+    BRECCIA_INLINE_MEMBER static I begin(std::int32_t start) { return i_set(start); }
+    BRECCIA_INLINE_MEMBER static void add(I& sum, I codes, I by) {
+        sum = i_add(sum, {_mm256_madd_epi16(codes.lo, by.lo), _mm256_madd_epi16(codes.hi, by.hi)});
     }
-    BRECCIA_INLINE_MEMBER static Floats end(Sums sum, const std::int32_t* /*start*/) { return _mm256_cvtepi32_ps(sum); }
+    BRECCIA_INLINE_MEMBER static F end(I sum, std::int32_t /*start*/) { return f_of_integers(sum); }
 };
 
 /// Words of the elements 0 and 1 of sixteen rows, then of 2 and 3.

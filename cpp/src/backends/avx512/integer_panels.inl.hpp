@@ -11,28 +11,9 @@ inline constexpr bool packed_starts_are_words = false;
 inline constexpr std::int64_t packed_run = long_run;
 
 struct NibblePanelWords {
-    static constexpr int vectors = 1, steps_at_once = 4;
-    using Floats = __m512;
-    using Sums = __m512i;
-    using Codes = __m512i;
-    BRECCIA_INLINE_MEMBER static Floats none() { return _mm512_setzero_ps(); }
-    BRECCIA_INLINE_MEMBER static Floats load(const float* p, int /*v*/) { return _mm512_loadu_ps(p); }
-    BRECCIA_INLINE_MEMBER static Floats times(Floats x, const float* by) {
-        return _mm512_mul_ps(x, _mm512_set1_ps(*by));
-    }
-    BRECCIA_INLINE_MEMBER static void multiply_add(Floats& to, Floats a, Floats b) { to = _mm512_fmadd_ps(a, b, to); }
-    BRECCIA_INLINE_MEMBER static void store(float* p, int /*v*/, Floats x) { _mm512_storeu_ps(p, x); }
-    BRECCIA_INLINE_MEMBER static Codes read(const std::uint8_t* p, int /*v*/) { return _mm512_loadu_si512(p); }
-    BRECCIA_INLINE_MEMBER static __m512i broadcast(const void* four_bytes) {
-        std::int32_t word;
-        __builtin_memcpy(&word, four_bytes, sizeof word);
-        return _mm512_set1_epi32(word);
-    }
-    BRECCIA_INLINE_MEMBER static Sums begin(const std::int32_t* start) { return broadcast(start); }
-    BRECCIA_INLINE_MEMBER static void add(Sums& sum, Codes codes, __m512i by) {
-        sum = _mm512_dpbusd_epi32(sum, codes, by);
-    }
-    BRECCIA_INLINE_MEMBER static Floats end(Sums sum, const std::int32_t* /*start*/) { return _mm512_cvtepi32_ps(sum); }
+    BRECCIA_INLINE_MEMBER static I begin(std::int32_t start) { return i_set(start); }
+    BRECCIA_INLINE_MEMBER static void add(I& sum, I codes, I by) { sum = _mm512_dpbusd_epi32(sum, codes, by); }
+    BRECCIA_INLINE_MEMBER static F end(I sum, std::int32_t /*start*/) { return _mm512_cvtepi32_ps(sum); }
 };
 using BytePanelWords = NibblePanelWords;
 

@@ -11,26 +11,13 @@ inline constexpr bool packed_starts_are_words = false;
 inline constexpr std::int64_t packed_run = long_run;
 
 struct NibblePanelWords {
-    static constexpr int vectors = 4, steps_at_once = 4;
-    using Floats = float32x4_t;
-    using Sums = int32x4_t;
-    using Codes = int8x16_t;
-    BRECCIA_INLINE_MEMBER static Floats none() { return vdupq_n_f32(0); }
-    BRECCIA_INLINE_MEMBER static Floats load(const float* p, int v) { return vld1q_f32(p + 4 * v); }
-    BRECCIA_INLINE_MEMBER static Floats times(Floats x, const float* by) { return vmulq_n_f32(x, *by); }
-    BRECCIA_INLINE_MEMBER static void multiply_add(Floats& to, Floats a, Floats b) { to = vfmaq_f32(to, a, b); }
-    BRECCIA_INLINE_MEMBER static void store(float* p, int v, Floats x) { vst1q_f32(p + 4 * v, x); }
-    BRECCIA_INLINE_MEMBER static Codes read(const std::uint8_t* p, int v) {
-        return vreinterpretq_s8_u8(vld1q_u8(p + 16 * v));
+    BRECCIA_INLINE_MEMBER static I begin(std::int32_t start) { return i_set(start); }
+    BRECCIA_INLINE_MEMBER static void add(I& sum, I codes, I by) {
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v)
+            sum.q[v] = vdotq_s32(sum.q[v], vreinterpretq_s8_s32(codes.q[v]), vreinterpretq_s8_s32(by.q[v]));
     }
-    BRECCIA_INLINE_MEMBER static Codes broadcast(const std::int8_t* four_bytes) {
-        std::int32_t word;
-        __builtin_memcpy(&word, four_bytes, sizeof word);
-        return vreinterpretq_s8_s32(vdupq_n_s32(word));
-    }
-    BRECCIA_INLINE_MEMBER static Sums begin(const std::int32_t* start) { return vdupq_n_s32(*start); }
-    BRECCIA_INLINE_MEMBER static void add(Sums& sum, Codes codes, Codes by) { sum = vdotq_s32(sum, codes, by); }
-    BRECCIA_INLINE_MEMBER static Floats end(Sums sum, const std::int32_t* /*start*/) { return vcvtq_f32_s32(sum); }
+    BRECCIA_INLINE_MEMBER static F end(I sum, std::int32_t /*start*/) { return each<F, vcvtq_f32_s32>(sum); }
 };
 using BytePanelWords = NibblePanelWords;
 
