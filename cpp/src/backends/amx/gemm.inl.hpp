@@ -41,16 +41,16 @@ BRECCIA_INLINE void add_scaled(const TileSums& t, const float* sums, int first) 
     }
 }
 
+template <int Count>
+BRECCIA_INLINE void store_all_sums(float* to) {
+    for_constants<Count>(
+        [&](auto tile) BRECCIA_INLINE_LAMBDA { store_sums<decltype(tile)::value>(to + decltype(tile)::value * 256); });
+}
+
 // 32 rows by 32 activations: four products for four loads. Each product is one of a step's slots.
 struct Tiles2x2 {
     static constexpr int down = 2, across = 2, slots = 4;
 
-    BRECCIA_INLINE void store(float* sums) {
-        _tile_stored(0, sums, 64);
-        _tile_stored(1, sums + 256, 64);
-        _tile_stored(2, sums + 512, 64);
-        _tile_stored(3, sums + 768, 64);
-    }
     /// 32 k of `Terms` terms, the last of them first. `First`: of a block, which lets the sums of the one before go.
     template <bool First, int Terms, ReadOnce Once, class Between>
     BRECCIA_INLINE void step(const std::uint16_t* w, const std::uint16_t* x, std::int64_t term_stride, float* sums,
@@ -69,36 +69,24 @@ struct Tiles2x2 {
                 _tile_stream_loadd(4, w, w_bytes);
             else if constexpr (load_w)
                 _tile_loadd(4, w, w_bytes);
-            if constexpr (begin) {
-                _tile_stored(0, sums, 64);
-                _tile_zero(0);
-            }
+            begin_sums<begin, 0>(sums);
             _tile_dpbf16ps(0, 4, 6);
             between(Constant<slot>{});
             if constexpr (x_once)
                 _tile_stream_loadd(7, x_term + 32, x_bytes);
             else
                 _tile_loadd(7, x_term + 32, x_bytes);
-            if constexpr (begin) {
-                _tile_stored(1, sums + 256, 64);
-                _tile_zero(1);
-            }
+            begin_sums<begin, 1>(sums + 256);
             _tile_dpbf16ps(1, 4, 7);
             between(Constant<slot + 1>{});
             if constexpr (load_w && w_once)
                 _tile_stream_loadd(5, w + 16 * panel_stride_bf16, w_bytes);
             else if constexpr (load_w)
                 _tile_loadd(5, w + 16 * panel_stride_bf16, w_bytes);
-            if constexpr (begin) {
-                _tile_stored(2, sums + 512, 64);
-                _tile_zero(2);
-            }
+            begin_sums<begin, 2>(sums + 512);
             _tile_dpbf16ps(2, 5, 6);
             between(Constant<slot + 2>{});
-            if constexpr (begin) {
-                _tile_stored(3, sums + 768, 64);
-                _tile_zero(3);
-            }
+            begin_sums<begin, 3>(sums + 768);
             _tile_dpbf16ps(3, 5, 7);
             between(Constant<slot + 3>{});
         });
@@ -109,11 +97,6 @@ struct Tiles2x2 {
 struct Tiles3x1 {
     static constexpr int down = 3, across = 1, slots = 3;
 
-    BRECCIA_INLINE void store(float* sums) {
-        _tile_stored(0, sums, 64);
-        _tile_stored(1, sums + 256, 64);
-        _tile_stored(2, sums + 512, 64);
-    }
     template <bool First, int Terms, ReadOnce, class Between>
     BRECCIA_INLINE void step(const std::uint16_t* w, const std::uint16_t* x, std::int64_t, float* sums,
                              Between between) {
@@ -121,24 +104,15 @@ struct Tiles3x1 {
         constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 64;
         _tile_loadd(6, x, x_bytes);
         _tile_loadd(3, w, w_bytes);
-        if constexpr (First) {
-            _tile_stored(0, sums, 64);
-            _tile_zero(0);
-        }
+        begin_sums<First, 0>(sums);
         _tile_dpbf16ps(0, 3, 6);
         between(Constant<0>{});
         _tile_loadd(4, w + 16 * panel_stride_bf16, w_bytes);
-        if constexpr (First) {
-            _tile_stored(1, sums + 256, 64);
-            _tile_zero(1);
-        }
+        begin_sums<First, 1>(sums + 256);
         _tile_dpbf16ps(1, 4, 6);
         between(Constant<1>{});
         _tile_loadd(5, w + 32 * panel_stride_bf16, w_bytes);
-        if constexpr (First) {
-            _tile_stored(2, sums + 512, 64);
-            _tile_zero(2);
-        }
+        begin_sums<First, 2>(sums + 512);
         _tile_dpbf16ps(2, 5, 6);
         between(Constant<2>{});
     }
@@ -214,7 +188,7 @@ static void gemm_tiles(const GemmBF16& g) {
             x += 2 * pairs * width;
         }
     }
-    Tiles::store(sums);
+    store_all_sums<Tiles::down * Tiles::across>(sums);
     for (int n = 0; n < rows; n += 4) add_scaled<Tiles, XScales, 4>(pending, sums, n);
 }
 
@@ -238,10 +212,7 @@ static void gemm_tile_rows(const GemmBF16& g) {
                 const std::int64_t block_end = (step / block_steps + 1) * block_steps;
                 std::int64_t end = step + most_steps < block_end ? step + most_steps : block_end;
                 if (end > all_steps) end = all_steps;
-                if constexpr (tile == 0) _tile_zero(0);
-                if constexpr (tile == 1) _tile_zero(1);
-                if constexpr (tile == 2) _tile_zero(2);
-                if constexpr (tile == 3) _tile_zero(3);
+                clear_sums<tile>();
                 for (std::int64_t term = g.terms - 1; term >= 0; --term)  // the smallest first
                     for (std::int64_t s = step; s < end; ++s) {
                         _tile_loadd(4, w + s * 32, w_bytes);
@@ -253,10 +224,7 @@ static void gemm_tile_rows(const GemmBF16& g) {
                     }
                 step = end;
             });
-            _tile_stored(0, sums[0], 64);
-            _tile_stored(1, sums[1], 64);
-            _tile_stored(2, sums[2], 64);
-            _tile_stored(3, sums[3], 64);
+            store_all_sums<tiles>(sums[0]);
             for (int tile = 0; tile < used; ++tile) {
                 const float* w_scales = g.w_scales + blocks[tile] * g.w_scale_stride + row;
                 const F x_scale_f32x16 = g.x_scales != nullptr ? f_load(g.x_scales + blocks[tile] * 16) : f_set(1.0F);

@@ -67,28 +67,6 @@ struct IntegerTiles {
     }
 };
 
-template <int Tile>
-BRECCIA_INLINE void load_sums(const std::int32_t* from) {
-    if constexpr (Tile == 0) _tile_loadd(0, from, 64);
-    if constexpr (Tile == 1) _tile_loadd(1, from, 64);
-    if constexpr (Tile == 2) _tile_loadd(2, from, 64);
-    if constexpr (Tile == 3) _tile_loadd(3, from, 64);
-}
-template <int Tile>
-BRECCIA_INLINE void store_sums(std::int32_t* to) {
-    if constexpr (Tile == 0) _tile_stored(0, to, 64);
-    if constexpr (Tile == 1) _tile_stored(1, to, 64);
-    if constexpr (Tile == 2) _tile_stored(2, to, 64);
-    if constexpr (Tile == 3) _tile_stored(3, to, 64);
-}
-template <int Tile>
-BRECCIA_INLINE void clear_sums() {
-    if constexpr (Tile == 0) _tile_zero(0);
-    if constexpr (Tile == 1) _tile_zero(1);
-    if constexpr (Tile == 2) _tile_zero(2);
-    if constexpr (Tile == 3) _tile_zero(3);
-}
-
 /// Asks for a part of the activations of the next chunk, which lie `bytes` after those of a step: those of pair `pair`.
 BRECCIA_INLINE void prefetch_chunk(const std::int8_t* x, std::int64_t bytes, int across, std::int64_t pair,
                                    std::int64_t pairs) {

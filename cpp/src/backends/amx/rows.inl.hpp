@@ -148,17 +148,11 @@ BRECCIA_INLINE void multiply_line(const TileRows& g, const std::uint8_t* w, cons
     tile_memory_barrier();
     _tile_loadd(2, w, 64);
     _tile_loadd(3, x, x_bytes);
-    if constexpr (First) {
-        _tile_stored(0, sums[0], 64);
-        _tile_zero(0);
-    }
+    begin_sums<First, 0>(sums[0]);
     _tile_dpbf16ps(0, 2, 3);
     _tile_loadd(4, w + 1024, 64);
     _tile_loadd(5, x + x_tile, x_bytes);
-    if constexpr (First) {
-        _tile_stored(1, sums[1], 64);
-        _tile_zero(1);
-    }
+    begin_sums<First, 1>(sums[1]);
     _tile_dpbf16ps(1, 4, 5);
     if constexpr (Kind == CodeKind::nibbles) {
         _tile_loadd(6, w + 2048, 64);

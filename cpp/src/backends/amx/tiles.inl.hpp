@@ -26,6 +26,36 @@ BRECCIA_INLINE void for_constants(F f) {
     }
 }
 
+/// The four tiles of sums, whose rows follow one another in memory.
+template <int Tile>
+BRECCIA_INLINE void load_sums(const void* from) {
+    if constexpr (Tile == 0) _tile_loadd(0, from, 64);
+    if constexpr (Tile == 1) _tile_loadd(1, from, 64);
+    if constexpr (Tile == 2) _tile_loadd(2, from, 64);
+    if constexpr (Tile == 3) _tile_loadd(3, from, 64);
+}
+template <int Tile>
+BRECCIA_INLINE void store_sums(void* to) {
+    if constexpr (Tile == 0) _tile_stored(0, to, 64);
+    if constexpr (Tile == 1) _tile_stored(1, to, 64);
+    if constexpr (Tile == 2) _tile_stored(2, to, 64);
+    if constexpr (Tile == 3) _tile_stored(3, to, 64);
+}
+template <int Tile>
+BRECCIA_INLINE void clear_sums() {
+    if constexpr (Tile == 0) _tile_zero(0);
+    if constexpr (Tile == 1) _tile_zero(1);
+    if constexpr (Tile == 2) _tile_zero(2);
+    if constexpr (Tile == 3) _tile_zero(3);
+}
+/// Lets the sums of a block go, where the product that follows is the first of the next one.
+template <bool First, int Tile>
+BRECCIA_INLINE void begin_sums(void* to) {
+    if constexpr (!First) return;
+    store_sums<Tile>(to);
+    clear_sums<Tile>();
+}
+
 // Configuring takes longer than a tile of few activations.
 static void configure_tiles() { _tile_loadconfig(&tile_config); }
 static void release_tiles() { _tile_release(); }  // a thread that does not use tiles need not save them
