@@ -21,6 +21,15 @@ struct PlainUnit {
     BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
 };
 
+/// Sixteen codes as they lie.
+template <class C>
+BRECCIA_INLINE F f_decode_codes(const std::uint8_t* p) {
+    if constexpr (std::is_same_v<C, Int8>)
+        return f_of_signed_bytes(p);
+    else
+        return f_decode<C>(C::bits == 4 ? i_load_nibbles(p) : i_load_bytes(p));
+}
+
 template <class C>
 struct CodeUnit : PlainUnit {
     BRECCIA_INLINE_MEMBER explicit CodeUnit(const UnitNumbers& /*unused*/) {}
@@ -30,12 +39,7 @@ struct CodeUnit : PlainUnit {
     /// Where among a unit's lanes element k comes out.
     static constexpr std::int64_t place(std::int64_t k) { return k; }
 
-    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) {
-        if constexpr (packed)
-            out[0] = f_decode<C>(i_load_nibbles(p));
-        else
-            out[0] = f_decode<C>(i_load_bytes(p));
-    }
+    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) { out[0] = f_decode_codes<C>(p); }
 };
 
 /// 64 codes, whose numbers come out in order.
@@ -47,11 +51,8 @@ struct OrderedUnit : PlainUnit {
     static constexpr std::int64_t bytes = packed ? 32 : 64;
 
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) {
-        for (int part = 0; part < 4; ++part)
-            if constexpr (packed)
-                out[part] = f_decode<C>(i_load_nibbles(p + 8 * part));
-            else
-                out[part] = f_decode<C>(i_load_bytes(p + 16 * part));
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) out[part] = f_decode_codes<C>(p + bytes / 4 * part);
     }
 };
 

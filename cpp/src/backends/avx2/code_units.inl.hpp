@@ -162,30 +162,3 @@ struct UnitsOf<C> {
     using Panel = OrderedHalves<C>;
     static constexpr UnitNumbers numbers{.values = decode_table<C>.values, .factor = exp2i(15 - C::bias)};
 };
-
-struct SignedBytes : PlainUnit {
-    BRECCIA_INLINE_MEMBER explicit SignedBytes(const UnitNumbers& /*unused*/) {}
-    static constexpr bool packed = false;
-    static constexpr std::int64_t elements = 16, bytes = 16;
-    static constexpr int parts = 1;
-    static constexpr std::int64_t place(std::int64_t k) { return k; }
-    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) const { out[0] = f_of_signed_bytes(p); }
-};
-
-struct OrderedBytes : PlainUnit {
-    BRECCIA_INLINE_MEMBER explicit OrderedBytes(const UnitNumbers& /*unused*/) {}
-    static constexpr bool packed = false, scaled = false;
-    static constexpr std::int64_t bytes = 64;
-    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) const {
-#pragma GCC unroll 4
-        for (int part = 0; part < 4; ++part) out[part] = f_of_signed_bytes(p + 16 * part);
-    }
-};
-
-template <class C>
-requires(C::bits == 8 && C::family == CodecFamily::integer)
-struct UnitsOf<C> {
-    using Product = SignedBytes;
-    using Panel = OrderedBytes;
-    static constexpr UnitNumbers numbers{.values = decode_table<C>.values};
-};

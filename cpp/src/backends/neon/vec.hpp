@@ -277,6 +277,7 @@ BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
     vst1q_u16(p + 8, narrow_to_words(x.q[2], x.q[3]));
 }
 
+BRECCIA_INLINE F f_of_signed_bytes(const std::uint8_t* p) { return f_decode<Int8>(i_load_bytes(p)); }
 /// A number that all lanes take: units are one vector here.
 struct Spread {
     BRECCIA_INLINE_MEMBER explicit Spread(int /*runs*/) {}
