@@ -20,64 +20,56 @@ struct DifferenceTable {
 };
 inline constexpr DifferenceTable difference_table{};
 
-/// What decoding takes besides codes.
+/// Decodes a doubleword of codes of 16 rows. `Zero`: less their blocks' zero points.
 template <CodeKind Kind, bool Zero>
 struct LaneDecoder {
-    I table, upper_table;
-    I zero_points;            ///< of the block, one in every byte of a row's doubleword
-    const ByteTables* bytes;  ///< read where they are: registers are for sums
-};
+    I table = i_set(0), upper_table = i_set(0);
+    I zero_points = i_set(0);  ///< of the block, one in every byte of a row's doubleword
+    const ByteTables* bytes;   ///< read where they are: registers are for sums
 
-template <CodeKind Kind, bool Zero>
-BRECCIA_INLINE LaneDecoder<Kind, Zero> lane_decoder(const CodeTables& tables) {
-    LaneDecoder<Kind, Zero> decoder{
-        .table = i_set(0), .upper_table = i_set(0), .zero_points = i_set(0), .bytes = tables.bytes};
-    if constexpr (Zero) {
-        decoder.table = _mm512_load_si512(difference_table.words);
-        decoder.upper_table = _mm512_load_si512(difference_table.words + 32);
-    } else if constexpr (Kind == CodeKind::nibbles) {
-        decoder.table = tables.nibbles->of(0);
+    BRECCIA_INLINE_MEMBER explicit LaneDecoder(const CodeTables& tables) : bytes(tables.bytes) {
+        if constexpr (Zero) {
+            table = _mm512_load_si512(difference_table.words);
+            upper_table = _mm512_load_si512(difference_table.words + 32);
+        } else if constexpr (Kind == CodeKind::nibbles) {
+            table = tables.nibbles->of(0);
+        }
     }
-    return decoder;
-}
-
-template <CodeKind Kind, bool Zero>
-BRECCIA_INLINE void start_block(LaneDecoder<Kind, Zero>& decoder, const std::byte* zero_points, std::int64_t block) {
-    if constexpr (Zero) {
+    BRECCIA_INLINE_MEMBER void start_block([[maybe_unused]] const std::byte* of_rows,
+                                           [[maybe_unused]] std::int64_t block) {
+        if constexpr (!Zero) return;
         const I rows = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
         const I byte = _mm512_add_epi8(rows, _mm512_set1_epi8(static_cast<char>(block % 4)));
-        decoder.zero_points = _mm512_shuffle_epi8(_mm512_loadu_si512(zero_points + block / 4 * 64), byte);
+        zero_points = _mm512_shuffle_epi8(_mm512_loadu_si512(of_rows + block / 4 * 64), byte);
     }
-}
-
-template <CodeKind Kind, bool Zero>
-BRECCIA_INLINE void decode_lanes(I codes, const LaneDecoder<Kind, Zero>& decoder, I (&pairs)[lane_parts<Kind>]) {
-    if constexpr (Zero) {
-        const I nibble = _mm512_set1_epi8(15);
-        const I even = _mm512_sub_epi8(_mm512_and_si512(codes, nibble), decoder.zero_points);
-        const I odd = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble), decoder.zero_points);
-        const auto look_up = [&](I index) BRECCIA_INLINE_LAMBDA {
-            return _mm512_permutex2var_epi16(decoder.table, index, decoder.upper_table);
-        };
-        pairs[0] = look_up(even);
-        pairs[1] = look_up(odd);
-        pairs[2] = look_up(_mm512_srli_epi16(even, 8));
-        pairs[3] = look_up(_mm512_srli_epi16(odd, 8));
-    } else if constexpr (Kind == CodeKind::nibbles) {
-        pairs[0] = _mm512_permutexvar_epi16(codes, decoder.table);
-        pairs[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), decoder.table);
-        pairs[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), decoder.table);
-        pairs[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), decoder.table);
-    } else {
-        const ByteHalves value = ByteLookup<Kind>(decoder.bytes).halves(codes);
-        const I low_bytes = _mm512_set1_epi16(0x00FF);
-        constexpr int a_selects_b_else_c = 0xCA;
-        pairs[0] =
-            _mm512_ternarylogic_epi32(low_bytes, value.low, _mm512_slli_epi16(value.high, 8), a_selects_b_else_c);
-        pairs[1] =
-            _mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(value.low, 8), value.high, a_selects_b_else_c);
+    BRECCIA_INLINE_MEMBER void decode(I codes, I (&pairs)[lane_parts<Kind>]) const {
+        if constexpr (Zero) {
+            const I nibble = _mm512_set1_epi8(15);
+            const I even = _mm512_sub_epi8(_mm512_and_si512(codes, nibble), zero_points);
+            const I odd = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble), zero_points);
+            const auto look_up = [&](I index) BRECCIA_INLINE_LAMBDA {
+                return _mm512_permutex2var_epi16(table, index, upper_table);
+            };
+            pairs[0] = look_up(even);
+            pairs[1] = look_up(odd);
+            pairs[2] = look_up(_mm512_srli_epi16(even, 8));
+            pairs[3] = look_up(_mm512_srli_epi16(odd, 8));
+        } else if constexpr (Kind == CodeKind::nibbles) {
+            pairs[0] = _mm512_permutexvar_epi16(codes, table);
+            pairs[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table);
+            pairs[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table);
+            pairs[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
+        } else {
+            const ByteHalves value = ByteLookup<Kind>(bytes).halves(codes);
+            const I low_bytes = _mm512_set1_epi16(0x00FF);
+            constexpr int a_selects_b_else_c = 0xCA;
+            pairs[0] =
+                _mm512_ternarylogic_epi32(low_bytes, value.low, _mm512_slli_epi16(value.high, 8), a_selects_b_else_c);
+            pairs[1] =
+                _mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(value.low, 8), value.high, a_selects_b_else_c);
+        }
     }
-}
+};
 
 /// Quads as they lie.
 struct InterleavedCodes {
@@ -181,53 +173,45 @@ template <int Vectors, bool InRegisters>
 struct LaneTotals {
     F values[InRegisters ? Vectors : 1];
     float* out;
-};
 
-template <int Vectors, bool InRegisters>
-BRECCIA_INLINE void clear(LaneTotals<Vectors, InRegisters>& totals) {
+    BRECCIA_INLINE_MEMBER void clear() {
 #pragma GCC unroll 16
-    for (int v = 0; v < Vectors; ++v)
+        for (int v = 0; v < Vectors; ++v)
+            if constexpr (InRegisters)
+                values[v] = f_set(0.0F);
+            else
+                f_store(out + v * 16, f_set(0.0F));
+    }
+    BRECCIA_INLINE_MEMBER void add_scaled(int v, F sum, F scale) {
         if constexpr (InRegisters)
-            totals.values[v] = f_set(0.0F);
+            values[v] = f_multiply_add(sum, scale, values[v]);
         else
-            f_store(totals.out + v * 16, f_set(0.0F));
-}
-
-template <int Vectors, bool InRegisters>
-BRECCIA_INLINE void add_scaled(LaneTotals<Vectors, InRegisters>& totals, int v, F sum, F scale) {
-    if constexpr (InRegisters)
-        totals.values[v] = f_multiply_add(sum, scale, totals.values[v]);
-    else
-        f_store(totals.out + v * 16, f_multiply_add(sum, scale, f_load(totals.out + v * 16)));
-}
-
-template <int Vectors, bool InRegisters>
-BRECCIA_INLINE void store(const LaneTotals<Vectors, InRegisters>& totals) {
-    if constexpr (InRegisters)
+            f_store(out + v * 16, f_multiply_add(sum, scale, f_load(out + v * 16)));
+    }
+    BRECCIA_INLINE_MEMBER void store() const {
+        if constexpr (InRegisters)
 #pragma GCC unroll 16
-        for (int v = 0; v < Vectors; ++v) f_store(totals.out + v * 16, totals.values[v]);
-}
-
-/// The same after `store` has written to `out` before: so many sums on top of one another lose less than one long one.
-template <int Vectors>
-BRECCIA_INLINE void add_to_stored(const LaneTotals<Vectors, true>& totals) {
+            for (int v = 0; v < Vectors; ++v) f_store(out + v * 16, values[v]);
+    }
+    /// The same after store() has written before: so many sums on top of one another lose less than one long one.
+    BRECCIA_INLINE_MEMBER void add_to_stored() const {
 #pragma GCC unroll 16
-    for (int v = 0; v < Vectors; ++v)
-        f_store(totals.out + v * 16, f_add(f_load(totals.out + v * 16), totals.values[v]));
-}
+        for (int v = 0; v < Vectors; ++v) f_store(out + v * 16, f_add(f_load(out + v * 16), values[v]));
+    }
+};
 
 /// Blocks of many elements: the sums of all activations go on at once, as several chains where these are few.
 template <CodeKind Kind, int Vectors, bool Zero>
 BRECCIA_INLINE void lane_group_long(const LaneProduct& g, const CodeTables& tables, const LaneCodes& source,
                                     const LaneBlockValues& of, float* out) {
     constexpr int parts = lane_parts<Kind>, chains = Vectors <= 3 ? 4 : Vectors <= 6 ? 2 : 1;
-    LaneDecoder<Kind, Zero> decoder = lane_decoder<Kind, Zero>(tables);
+    LaneDecoder<Kind, Zero> decoder(tables);
     LaneTotals<Vectors, (Vectors <= 8)> totals{.values = {}, .out = out};
-    clear(totals);
+    totals.clear();
     const std::uint16_t* x = g.x;
     const float* x_scales = g.x_scales;
     for (std::int64_t quad = 0, block = 0; quad < g.quads; block += g.scale_step) {
-        start_block(decoder, of.zero_points, block);
+        decoder.start_block(of.zero_points, block);
         F sum_f32x16[Vectors][chains];
 #pragma GCC unroll 16
         for (int v = 0; v < Vectors; ++v)
@@ -240,7 +224,7 @@ BRECCIA_INLINE void lane_group_long(const LaneProduct& g, const CodeTables& tabl
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
                 I pairs[parts];
-                decode_lanes(codes[i], decoder, pairs);
+                decoder.decode(codes[i], pairs);
 #pragma GCC unroll 4
                 for (int p = 0; p < parts; ++p, x += 2 * Vectors)
 #pragma GCC unroll 16
@@ -258,11 +242,11 @@ BRECCIA_INLINE void lane_group_long(const LaneProduct& g, const CodeTables& tabl
             if constexpr (chains == 4)
                 sum = f_add(f_add(sum, sum_f32x16[v][1]), f_add(sum_f32x16[v][2], sum_f32x16[v][3]));
             if (x_scales != nullptr) sum = f_mul(sum, f_set(x_scales[v]));
-            add_scaled(totals, v, sum, scale_f32x16);
+            totals.add_scaled(v, sum, scale_f32x16);
         }
         if (x_scales != nullptr) x_scales += Vectors;
     }
-    store(totals);
+    totals.store();
 }
 
 /// Blocks of 16, 32 or 64: the codes of 16 elements are decoded at a time, then one activation follows another. Sums
@@ -271,16 +255,16 @@ template <CodeKind Kind, int Vectors, bool Zero>
 BRECCIA_INLINE void lane_group_short(const LaneProduct& g, const CodeTables& tables, const LaneCodes& source,
                                      const LaneBlockValues& of, float* out) {
     constexpr int parts = lane_parts<Kind>, in_unit = 8 / parts, units = 4 / in_unit, chains = Vectors <= 3 ? 2 : 1;
-    LaneDecoder<Kind, Zero> decoder = lane_decoder<Kind, Zero>(tables);
+    LaneDecoder<Kind, Zero> decoder(tables);
     LaneTotals<Vectors, true> totals{.values = {}, .out = out};
     constexpr std::int64_t quads_at_once = 64 / units;  // 1024 elements
     const std::uint16_t* x = g.x;
     std::int64_t end = 0;
     for (std::int64_t quad = 0; quad < g.quads; ++quad) {
         if (quad == end) {
-            if (end == quads_at_once) store(totals);
-            if (end > quads_at_once) add_to_stored(totals);
-            clear(totals);
+            if (end == quads_at_once) totals.store();
+            if (end > quads_at_once) totals.add_to_stored();
+            totals.clear();
             end += quads_at_once;
         }
         I codes[4];
@@ -288,10 +272,10 @@ BRECCIA_INLINE void lane_group_short(const LaneProduct& g, const CodeTables& tab
 #pragma GCC unroll 2
         for (int u = 0; u < units; ++u, x += 16 * Vectors) {
             const std::int64_t block = (quad * units + u) >> g.block_shift;
-            start_block(decoder, of.zero_points, block);
+            decoder.start_block(of.zero_points, block);
             I pairs[in_unit][parts];
 #pragma GCC unroll 4
-            for (int i = 0; i < in_unit; ++i) decode_lanes(codes[u * in_unit + i], decoder, pairs[i]);
+            for (int i = 0; i < in_unit; ++i) decoder.decode(codes[u * in_unit + i], pairs[i]);
             const F scale_f32x16 = lane_scales(of.scales, g.scale_type, block);
             const auto products = [&](const float* x_scales) BRECCIA_INLINE_LAMBDA {
 #pragma GCC unroll 16
@@ -305,7 +289,7 @@ BRECCIA_INLINE void lane_group_short(const LaneProduct& g, const CodeTables& tab
                             lane_dot(sum_f32x16[p % chains], pairs[p / parts][p % parts], x + 2 * (p * Vectors + v));
                     if constexpr (chains == 2) sum_f32x16[0] = f_add(sum_f32x16[0], sum_f32x16[1]);
                     if (x_scales != nullptr) sum_f32x16[0] = f_mul(sum_f32x16[0], f_set(x_scales[v]));
-                    add_scaled(totals, v, sum_f32x16[0], scale_f32x16);
+                    totals.add_scaled(v, sum_f32x16[0], scale_f32x16);
                 }
             };
             if (g.x_scales != nullptr)
@@ -314,7 +298,7 @@ BRECCIA_INLINE void lane_group_short(const LaneProduct& g, const CodeTables& tab
                 products(nullptr);
         }
     }
-    end > quads_at_once ? add_to_stored(totals) : store(totals);
+    end > quads_at_once ? totals.add_to_stored() : totals.store();
 }
 
 template <CodeKind Kind, int Vectors, bool Short, bool Zero>
