@@ -19,14 +19,16 @@ BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, std::int64_t 
 }
 
 // What the blocks of a group are multiplied or divided by, spread out from memory a block at a time.
-struct GroupMultiply {
+template <class Product>
+struct GroupProducts {
     const float* factor;
-    BRECCIA_INLINE_MEMBER Multiply operator[](std::int64_t block) const { return {f_set(factor[block])}; }
+    BRECCIA_INLINE_MEMBER Product operator[](std::int64_t block) const { return {f_set(factor[block])}; }
     BRECCIA_INLINE_MEMBER void set(BlockScale& s, std::int64_t block) const {
         s.multiply = true;
-        s.factor = factor[block];
+        s.factor = factor[block] * Product::unit;
     }
 };
+using GroupMultiply = GroupProducts<Multiply>;
 struct GroupDivide {
     alignas(64) float divisor[lanes], high[lanes], low[lanes];
     BRECCIA_INLINE_MEMBER explicit GroupDivide(F d) {
@@ -53,18 +55,10 @@ BRECCIA_INLINE void prefetch_ahead(const float* x) {
 }
 
 // Four times the factor: see b_store_quarters.
-struct Quarters {
-    F factor;
-    BRECCIA_INLINE_MEMBER F operator()(F x) const { return f_mul(x, factor); }
+struct Quarters : Multiply {
+    static constexpr float unit = 0.25F;
 };
-struct GroupQuarters {
-    const float* factor;
-    BRECCIA_INLINE_MEMBER Quarters operator[](std::int64_t block) const { return {f_set(factor[block])}; }
-    BRECCIA_INLINE_MEMBER void set(BlockScale& s, std::int64_t block) const {
-        s.multiply = true;
-        s.factor = factor[block] * 0.25F;
-    }
-};
+using GroupQuarters = GroupProducts<Quarters>;
 
 template <class C, bool Saturate, class Scale>
 BRECCIA_INLINE void encode_wide_to(std::uint8_t* codes, const float* x, const Scale& s0, const Scale& s1,

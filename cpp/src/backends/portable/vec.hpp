@@ -33,6 +33,18 @@ BRECCIA_INLINE V load_as_is(const void* p) {
     return v;
 }
 
+/// Of two parts.
+inline constexpr auto plus = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x + y; };
+inline constexpr auto difference = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x - y; };
+inline constexpr auto times = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x * y; };
+inline constexpr auto quotient = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x / y; };
+inline constexpr auto bit_and = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x & y; };
+inline constexpr auto bit_or = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x | y; };
+inline constexpr auto bit_xor = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x ^ y; };
+inline constexpr auto is_less = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x < y; };
+inline constexpr auto smaller_part = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x < y ? x : y; };
+inline constexpr auto larger_part = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x > y ? x : y; };
+
 BRECCIA_INLINE F f_set(float x) {
     const F4 part = x - F4{};  // 0 + x would turn -0 into 0
     return {{part, part, part, part}};
@@ -95,18 +107,10 @@ BRECCIA_INLINE F as_float(I x) {
     return each<F>([](I4 a) BRECCIA_INLINE_LAMBDA { return reinterpret_cast<F4>(a); }, x);
 }
 
-BRECCIA_INLINE F f_add(F a, F b) {
-    return each<F>([](F4 x, F4 y) BRECCIA_INLINE_LAMBDA { return x + y; }, a, b);
-}
-BRECCIA_INLINE F f_sub(F a, F b) {
-    return each<F>([](F4 x, F4 y) BRECCIA_INLINE_LAMBDA { return x - y; }, a, b);
-}
-BRECCIA_INLINE F f_mul(F a, F b) {
-    return each<F>([](F4 x, F4 y) BRECCIA_INLINE_LAMBDA { return x * y; }, a, b);
-}
-BRECCIA_INLINE F f_div(F a, F b) {
-    return each<F>([](F4 x, F4 y) BRECCIA_INLINE_LAMBDA { return x / y; }, a, b);
-}
+BRECCIA_INLINE F f_add(F a, F b) { return each<F>(plus, a, b); }
+BRECCIA_INLINE F f_sub(F a, F b) { return each<F>(difference, a, b); }
+BRECCIA_INLINE F f_mul(F a, F b) { return each<F>(times, a, b); }
+BRECCIA_INLINE F f_div(F a, F b) { return each<F>(quotient, a, b); }
 BRECCIA_INLINE F f_sqrt(F a) {
     return each<F>(
         [](F4 x) BRECCIA_INLINE_LAMBDA {
@@ -123,40 +127,28 @@ BRECCIA_INLINE F f_multiply_add(F a, F b, F c) {
     return each<F>([](F4 x, F4 y, F4 z) BRECCIA_INLINE_LAMBDA { return x * y + z; }, a, b, c);
 }
 /// The second operand where either is a NaN, as x86 has it.
-BRECCIA_INLINE F f_min(F a, F b) {
-    return each<F>([](F4 x, F4 y) BRECCIA_INLINE_LAMBDA { return x < y ? x : y; }, a, b);
-}
-BRECCIA_INLINE F f_max(F a, F b) {
-    return each<F>([](F4 x, F4 y) BRECCIA_INLINE_LAMBDA { return x > y ? x : y; }, a, b);
-}
+BRECCIA_INLINE F f_min(F a, F b) { return each<F>(smaller_part, a, b); }
+BRECCIA_INLINE F f_max(F a, F b) { return each<F>(larger_part, a, b); }
 
 BRECCIA_INLINE I i_add(I a, I b) {
     return each<I>(
-        [](I4 x, I4 y)
-            BRECCIA_INLINE_LAMBDA { return reinterpret_cast<I4>(reinterpret_cast<U4>(x) + reinterpret_cast<U4>(y)); },
+        [](I4 x, I4 y) BRECCIA_INLINE_LAMBDA {
+            return reinterpret_cast<I4>(plus(reinterpret_cast<U4>(x), reinterpret_cast<U4>(y)));
+        },
         a, b);
 }
 BRECCIA_INLINE I i_sub(I a, I b) {
     return each<I>(
-        [](I4 x, I4 y)
-            BRECCIA_INLINE_LAMBDA { return reinterpret_cast<I4>(reinterpret_cast<U4>(x) - reinterpret_cast<U4>(y)); },
+        [](I4 x, I4 y) BRECCIA_INLINE_LAMBDA {
+            return reinterpret_cast<I4>(difference(reinterpret_cast<U4>(x), reinterpret_cast<U4>(y)));
+        },
         a, b);
 }
-BRECCIA_INLINE I i_and(I a, I b) {
-    return each<I>([](I4 x, I4 y) BRECCIA_INLINE_LAMBDA { return x & y; }, a, b);
-}
-BRECCIA_INLINE I i_or(I a, I b) {
-    return each<I>([](I4 x, I4 y) BRECCIA_INLINE_LAMBDA { return x | y; }, a, b);
-}
-BRECCIA_INLINE I i_xor(I a, I b) {
-    return each<I>([](I4 x, I4 y) BRECCIA_INLINE_LAMBDA { return x ^ y; }, a, b);
-}
-BRECCIA_INLINE I i_min(I a, I b) {
-    return each<I>([](I4 x, I4 y) BRECCIA_INLINE_LAMBDA { return x < y ? x : y; }, a, b);
-}
-BRECCIA_INLINE I i_max(I a, I b) {
-    return each<I>([](I4 x, I4 y) BRECCIA_INLINE_LAMBDA { return x > y ? x : y; }, a, b);
-}
+BRECCIA_INLINE I i_and(I a, I b) { return each<I>(bit_and, a, b); }
+BRECCIA_INLINE I i_or(I a, I b) { return each<I>(bit_or, a, b); }
+BRECCIA_INLINE I i_xor(I a, I b) { return each<I>(bit_xor, a, b); }
+BRECCIA_INLINE I i_min(I a, I b) { return each<I>(smaller_part, a, b); }
+BRECCIA_INLINE I i_max(I a, I b) { return each<I>(larger_part, a, b); }
 template <int Count>
 BRECCIA_INLINE I i_shl(I x) {
     return each<I>([](I4 a) BRECCIA_INLINE_LAMBDA { return reinterpret_cast<I4>(reinterpret_cast<U4>(a) << Count); },
@@ -167,12 +159,8 @@ BRECCIA_INLINE I i_shr(I x) {
     return each<I>([](I4 a) BRECCIA_INLINE_LAMBDA { return reinterpret_cast<I4>(reinterpret_cast<U4>(a) >> Count); },
                    x);
 }
-BRECCIA_INLINE Mask i_less(I a, I b) {
-    return each<Mask>([](I4 x, I4 y) BRECCIA_INLINE_LAMBDA { return x < y; }, a, b);
-}
-BRECCIA_INLINE Mask f_less(F a, F b) {
-    return each<Mask>([](F4 x, F4 y) BRECCIA_INLINE_LAMBDA { return x < y; }, a, b);
-}
+BRECCIA_INLINE Mask i_less(I a, I b) { return each<Mask>(is_less, a, b); }
+BRECCIA_INLINE Mask f_less(F a, F b) { return each<Mask>(is_less, a, b); }
 BRECCIA_INLINE I i_select(Mask m, I yes, I no) {
     return each<I>([](I4 where, I4 x, I4 y) BRECCIA_INLINE_LAMBDA { return (x & where) | (y & ~where); }, m, yes, no);
 }
@@ -203,12 +191,8 @@ BRECCIA_INLINE B b_set(int x) {
     const Bytes part = Bytes{} + static_cast<std::uint8_t>(x);
     return {{part, part, part, part}};
 }
-BRECCIA_INLINE B b_and(B a, B b) {
-    return each<B>([](Bytes x, Bytes y) BRECCIA_INLINE_LAMBDA { return x & y; }, a, b);
-}
-BRECCIA_INLINE B b_or(B a, B b) {
-    return each<B>([](Bytes x, Bytes y) BRECCIA_INLINE_LAMBDA { return x | y; }, a, b);
-}
+BRECCIA_INLINE B b_and(B a, B b) { return each<B>(bit_and, a, b); }
+BRECCIA_INLINE B b_or(B a, B b) { return each<B>(bit_or, a, b); }
 template <int Count>
 BRECCIA_INLINE B b_shr(B x) {
     return each<B>(
@@ -229,8 +213,7 @@ BRECCIA_INLINE void b_store_nibbles(std::uint8_t* p, B x) {
 }
 
 BRECCIA_INLINE std::int32_t i_max_lane(I x) {
-    const auto larger = [](I4 a, I4 b) BRECCIA_INLINE_LAMBDA { return a > b ? a : b; };
-    const I4 most = larger(larger(x.part[0], x.part[1]), larger(x.part[2], x.part[3]));
+    const I4 most = larger_part(larger_part(x.part[0], x.part[1]), larger_part(x.part[2], x.part[3]));
     std::int32_t r = most[0];
     for (int i = 1; i < 4; ++i) r = most[i] > r ? most[i] : r;
     return r;
