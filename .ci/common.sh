@@ -25,7 +25,8 @@ outer_times=${STAGE_TIMES:-}
 failed_stages=0
 # What a stage leaves for temporary ends with it, whatever it ran and however that ended.
 temporary=
-clean_up() { rm -rf "$stage_times" "${temporary:-$stage_times}"; }
+touched=
+clean_up() { rm -rf "$stage_times" ${temporary:+"$temporary"} ${touched:+"$touched"}; }
 trap clean_up EXIT
 
 # Sets processor_time: seconds of what this shell has waited for. (In a substitution it would be another shell.)
@@ -93,13 +94,21 @@ told() {
 
 # take_turns N ARGUMENTS...: of cases that are alike, of C++ tests that draw them (tests_cpp/support.hpp) and of Python
 # tests (tests_py/conftest.py), one of N runs, by the turn that .ci/run gives or the count of commits, so that every case
-# runs within N turns; all where the first argument is --whole, and all of the files of Python tests that .ci/stages.py
-# says run whole.
+# runs within N turns; all where the first argument is --whole, and all of the Python tests that .ci/touched_tests.py
+# names.
 take_turns() {
     [[ ${2:-} == --whole ]] && return
-    export BRECCIA_TESTS_ONE_OF=$1 BRECCIA_TESTS_TURN BRECCIA_TESTS_TOUCHED
+    export BRECCIA_TESTS_ONE_OF=$1 BRECCIA_TESTS_TURN
     : "${BRECCIA_TESTS_TURN:=$(git rev-list --count HEAD 2>/dev/null || echo 0)}"
-    BRECCIA_TESTS_TOUCHED=$("${PYTHON:-python3}" .ci/stages.py --touched)
+    find_touched
+}
+
+# Once for all stages of a run: BRECCIA_TESTS_TOUCHED is a file, as an environment may not hold so many names.
+find_touched() {
+    [[ -z ${BRECCIA_TESTS_TOUCHED:-} ]] || return 0
+    touched=$(mktemp)
+    "${PYTHON:-python3}" .ci/touched_tests.py >"$touched"
+    export BRECCIA_TESTS_TOUCHED=$touched
 }
 
 # debian_packages NAME...: installs what is missing, where this is Debian and we are root; otherwise leaves it be.

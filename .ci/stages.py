@@ -6,7 +6,6 @@
                             # next", turn, and the folders to delete then, between tabs
     .ci/stages.py --all     # all of them
     .ci/stages.py --passed  # remembers that what runs of this commit has passed
-    .ci/stages.py --touched # the files of Python tests that run whole, a line each
 
 Of this checkout run the stages that always run, every stage that answers for a path that the change touches, and one
 of the others in turn, by the count of commits. The change begins at the commit that CI_BASE names; without that, at
@@ -16,17 +15,12 @@ whole. Where the history does not go back so far, every path counts as touched.
 
 A stage of many cases that are alike runs a part of them, another at each turn, and with --all the whole. The turn is
 the count of commits; of a stage that was chosen in turn, the count of its turns.
-
-Files of Python tests that the change touches run whole. So do those that are named as a source that it touches
-(test_a_b.py is named as a/b.py), and those that import or name another file of tests_py that it touches, unless they
-are more than FEW: then these have their part, as nearly everything would run whole.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -38,7 +32,6 @@ KERNELS = ("cpp/src/kernels/", "cpp/src/backends/", "cpp/src/contract/", "CMakeL
 PASSED = "refs/ci/passed"
 DAY = 24 * 60 * 60
 COMMITS = 30
-FEW = 40
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,8 @@ STAGES = (
         "clang-tidy",
         ".ci/lint --tidy",
         "what a compiler lets pass: copies, narrowing, uninitialized members",
-        ("cpp/", ".clang-tidy"),
+        ("cpp/", ".clang-tidy", ".ci/tidy_sources.py"),
+        whole="--whole",
         leaves=("build/each", "build/lint"),
     ),
     Stage(
@@ -268,10 +262,11 @@ STAGES = (
 )
 
 
-def git(*arguments: str) -> str:
+def git(*arguments: str, strip: bool = True) -> str:
     """What a command of git says, "" where it fails."""
     run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return run.stdout.strip() if run.returncode == 0 else ""
+    said = run.stdout if run.returncode == 0 else ""
+    return said.strip() if strip else said
 
 
 def base() -> str:
@@ -327,61 +322,13 @@ def touched_since(before: str) -> list[str] | None:
     return git("diff", "--name-only", before).splitlines() if before else None
 
 
-def named_as(path: str) -> set[str]:
-    """What a test of a source may be called: runs of the parts of its path, without the underscore of a private one."""
-    parts = [part.lstrip("_") for part in Path(path).with_suffix("").parts]
-    return {"_".join(parts[i:j]) for j in range(len(parts) + 1) for i in range(j)}
-
-
-def is_test(path: str) -> bool:
-    return Path(path).name.startswith("test_")
-
-
-def called(path: str) -> str:
-    """What tests call another file of tests_py by: a module, a package, or a file or folder of data."""
-    folder = Path(path).parent
-    together = (ROOT / folder / "__init__.py").exists() or folder.parent.name == "data"
-    return folder.name if together else Path(path).stem
-
-
-def importing(touched: list[str], files: list[str]) -> set[str]:
-    """Of these files of tests_py, the tests that import or name one that is touched and is no test, or what does."""
-    texts = {path: (ROOT / path).read_text() for path in files if (ROOT / path).exists()}
-    found: set[str] = set()
-    new = {path for path in touched if path.startswith("tests_py/") and not is_test(path)}
-    while names := "|".join(sorted({re.escape(called(path)) for path in new})):
-        mention = re.compile(rf"""^\s*(?:from|import)\b.*\b(?:{names})\b|["'/](?:{names})\b""", re.MULTILINE)
-        new = {path for path, text in texts.items() if path not in found and mention.search(text)}
-        found |= new
-        new = {path for path in new if not is_test(path)}
-    return {path for path in found if is_test(path)}
-
-
-def run_whole(touched: list[str] | None, files: list[str]) -> list[str]:
-    """The files of Python tests that run whole.
-
-    Args:
-        touched: paths that the change touches; None where that is not known.
-        files: paths of the Python files of tests_py.
-    """
-    edited = set(touched or ()) & {path for path in files if is_test(path)}
-    names = {name for path in touched or () if path.startswith(("python/", "cpp/src/")) for name in named_as(path)}
-    found = {path for path in files if is_test(path) and Path(path).stem.removeprefix("test_") in names}
-    found |= importing(touched or [], files)
-    return sorted(edited | found if len(found) <= FEW else edited)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every stage")
     parser.add_argument("--passed", action="store_true", help="remember that what runs of this commit has passed")
-    parser.add_argument("--touched", action="store_true", help="files of Python tests that run whole")
     options = parser.parse_args()
     if options.passed:
         remember()
-        return 0
-    if options.touched:
-        print(*run_whole(touched_since(base()), git("ls-files", "tests_py/*.py").splitlines()), sep="\n")
         return 0
     whole, count = options.all, int(git("rev-list", "--count", "HEAD") or 0)
     plan = [(stage, "all of them", count) for stage in STAGES] if whole else chosen(touched_since(base()), count)

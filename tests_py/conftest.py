@@ -2,6 +2,7 @@
 import gc
 import os
 import zlib
+from pathlib import Path
 
 import flushes  # noqa: F401 (takes their place)
 import hypothesis
@@ -33,20 +34,22 @@ def pytest_collection_modifyitems(config, items):
     """With BRECCIA_TESTS_ONE_OF=N, of the cases of a test that are alike about one of N runs, as of those of C++ tests:
     BRECCIA_TESTS_TURN says which share, and after N turns in a row each has run.
 
-    Alike are the cases of a test that has MANY and is not marked always, and those of one that is marked slow or
-    in_turn. At least one of them runs in every turn, so that no test is silent. What BRECCIA_TESTS_TOUCHED names are
-    files whose tests run whole."""
+    Alike are the cases of a test that has MANY and is not marked always, and those of one that is marked in_turn: at
+    least one of them runs in every turn, so that no test is silent. Alike are, too, all that are marked slow, whatever
+    their test. Those whose name, or file, is a line of the file BRECCIA_TESTS_TOUCHED run whole."""
     of, turn = (int(os.environ.get(f"BRECCIA_TESTS_{name}") or 0) for name in ("ONE_OF", "TURN"))
     if of < 2:
         return
-    touched = set(os.environ.get("BRECCIA_TESTS_TOUCHED", "").split())
-    tests = {}
+    touched = set(Path(os.environ.get("BRECCIA_TESTS_TOUCHED") or os.devnull).read_text().split())
+    groups = {}
     for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        name = item.nodeid.partition("[")[0]
+        if touched.isdisjoint((name, name.partition("::")[0])):
+            groups.setdefault("slow" if item.get_closest_marker("slow") else name, []).append(item)
     waits = set()
-    for name, its_cases in tests.items():
-        if name.partition("::")[0] not in touched and are_alike(its_cases):
-            waits.update(set(its_cases) - set(share_of(its_cases, of, turn)))
+    for cases in groups.values():
+        if are_alike(cases):
+            waits.update(set(cases) - set(share_of(cases, of, turn)))
     if waits:
         config.hook.pytest_deselected(items=[item for item in items if item in waits])
         items[:] = [item for item in items if item not in waits]

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What continuous integration runs of a change: .ci/stages.py."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +69,7 @@ def test_each_stage_runs_every_share_on_every_backend(number: int, monkeypatch: 
     assert len(turns) == number
     for its in turns.values():
         assert its == list(range(its[0], its[0] + 30))
-        for of in (3, 6):
+        for of in (3, 6, 12):
             assert {turn % of for turn in its[:of]} == set(range(of))
     assert [turn for *_, turn in stages.chosen(["a/b"], 1000)] == [1000] * number
 
@@ -81,11 +78,11 @@ def test_each_stage_runs_every_share_on_every_backend(number: int, monkeypatch: 
 def test_each_share_meets_each_backend(has: int) -> None:
     lines = (ROOT / ".ci/run_sanitizers").read_text().splitlines()
     end = next(i for i, line in enumerate(lines) if "% ${#has[@]}" in line)
-    loop = f"for BRECCIA_TESTS_TURN in {{70..{69 + 6 * has}}}; do\n{lines[end - 1]}\n{lines[end]}\necho $backends; done"
-    script = f"BRECCIA_TESTS_ONE_OF=6; has=({' '.join('abcd'[:has])})\n{loop}"
+    loop = f"for BRECCIA_TESTS_TURN in {{70..{69 + 12 * has}}}; do\n{lines[end - 1]}\n{lines[end]}\necho $backends; done"
+    script = f"BRECCIA_TESTS_ONE_OF=12; has=({' '.join('abcd'[:has])})\n{loop}"
     run = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
-    met = {(turn % 6, backend) for turn, backend in enumerate(run.stdout.split(), 70)}
-    assert met == {(share, f"portable;{backend}") for share in range(6) for backend in "abcd"[:has]}
+    met = {(turn % 12, backend) for turn, backend in enumerate(run.stdout.split(), 70)}
+    assert met == {(share, f"portable;{backend}") for share in range(12) for backend in "abcd"[:has]}
 
 
 def test_scripts_take_the_turn_that_is_given(capsys: Any, monkeypatch: Any) -> None:
@@ -187,10 +184,12 @@ def test_a_run_deletes_what_its_stages_leave(tmp_path: Path) -> None:
         for name, how in (("first", "alone"), ("beside", "and the next"), ("fails", "alone"), ("last", "alone"))
     ]
     (there / ".ci/stages.py").write_text(f"print({chr(10).join(plan)!r})\n")
+    (there / ".ci/touched_tests.py").write_text("")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHON": sys.executable}
-    environment.pop("STAGE_TIMES", None)  # the summary of the run that this test is part of
+    for name in ("STAGE_TIMES", "BRECCIA_TESTS_TOUCHED"):  # of the run that this test is part of
+        environment.pop(name, None)
     run = subprocess.run([there / ".ci/run"], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 1, run.stdout + run.stderr
     assert re.search(r"^free disk space: \d+ GiB here, \d+ GiB in ", run.stdout), run.stdout
@@ -198,123 +197,6 @@ def test_a_run_deletes_what_its_stages_leave(tmp_path: Path) -> None:
     assert re.search(r"^fails +\d+ s +\d+ s  FAILED \(1\)$", run.stdout, re.MULTILINE), run.stdout
     assert sorted(path.name for path in (there / "build").iterdir()) == ["fails", "fails-objects"]
     assert not list(temporary.iterdir())
-
-
-MANY = """
-import pytest
-
-def cases(count): return pytest.mark.parametrize("i", range(count))
-def test_single(): pass
-@cases(6)
-def test_few(i): pass
-@cases(40)
-def test_many(i): pass
-@cases(40)
-@pytest.mark.always
-def test_pages(i): pass
-@cases(6)
-@pytest.mark.in_turn
-def test_long(i): pass
-@pytest.mark.in_turn
-def test_long_single(): pass
-@cases(40)
-@pytest.mark.slow
-def test_slow(i): pass
-@pytest.mark.slow
-def test_slow_single(): pass
-"""
-ALWAYS = {"test_single": 1, "test_few": 6, "test_pages": 40, "test_long_single": 1}
-
-
-@pytest.mark.parametrize(("of", "marked"), [(2, "slow"), (3, "not slow"), (6, "not slow")])
-def test_each_case_has_its_turn_and_no_test_is_silent(of: int, marked: str, tmp_path: Path) -> None:
-    write_tests(tmp_path)
-    turns = [{"ONE_OF": str(of), "TURN": str(7 + turn)} for turn in range(of)]
-    every, *shares = collected(tmp_path, "-m", marked, settings=[{"TURN": "7"}, *turns])
-    slow = marked == "slow"
-    whole = {"test_slow": 40, "test_slow_single": 1} if slow else {**ALWAYS, "test_many": 40, "test_long": 6}
-    assert counts(every) == whole
-    assert set().union(*shares) == every
-    always = {"test_slow_single": 1} if slow else ALWAYS
-    for share in shares:
-        found = counts(share)
-        assert found.keys() == whole.keys()
-        assert always.items() <= found.items()
-        assert all(found[name] < whole[name] for name in whole.keys() - always.keys())
-        if of < 4:
-            many = "test_slow" if slow else "test_many"
-            assert 40 / of - 9 < found[many] < 40 / of + 9
-
-
-def test_files_that_are_touched_run_whole(tmp_path: Path) -> None:
-    write_tests(tmp_path)
-    shutil.copy(tmp_path / "test_many.py", tmp_path / "test_other.py")
-    settings = [{"ONE_OF": "3", "TURN": "1", "TOUCHED": touched} for touched in ("", "test_no.py\ntest_many.py")]
-    part, found = collected(tmp_path, "-m", "not slow", settings=settings)
-    whole = {**ALWAYS, "test_many": 40, "test_long": 6}
-    assert counts(name for name in found if name.startswith("test_many.py")) == whole
-    others = {name for name in found if name.startswith("test_other.py")}
-    assert others == {name for name in part if name.startswith("test_other.py")}
-    assert counts(others)["test_many"] < 40
-
-
-def test_what_changes_runs_whole() -> None:
-    """Files of tests that are touched, and those that are named as a source that is."""
-    tests = ["test_gguf", "test_checkpoint_gguf", "test_checkpoint", "bridges/test_gguf", "test_cast_parts", "test_ops"]
-    tests = [f"tests_py/{name}.py" for name in tests]
-    found = {
-        "tests_py/test_ops.py": {"test_ops"},
-        "python/breccia/checkpoint/_gguf.py": {
-            "test_gguf",
-            "test_checkpoint_gguf",
-            "test_checkpoint",
-            "bridges/test_gguf",
-        },
-        "cpp/src/quantize/cast/parts.cpp": {"test_cast_parts"},
-        "docs/gguf.md": set(),
-    }
-    for path, names in found.items():
-        assert stages.run_whole([path], tests) == sorted(f"tests_py/{name}.py" for name in names), path
-    every = [f"tests_py/test_{i}.py" for i in range(stages.FEW + 1)]
-    assert stages.run_whole(every[1:], every) == sorted(every[1:])
-    assert stages.run_whole(every, every) == sorted(every)  # all that the change edits
-    same_name = [f"tests_py/{i}/test_gguf.py" for i in range(stages.FEW + 1)]
-    source = "python/breccia/gguf.py"
-    assert stages.run_whole([source], same_name[1:]) == sorted(same_name[1:])
-    assert stages.run_whole([source, *every[:2]], same_name + every) == every[:2]  # nearly everything would run
-    assert stages.run_whole(None, every) == []
-
-
-def test_who_imports_what_changes_runs_whole(tmp_path: Path, monkeypatch: Any) -> None:
-    """Tests that import or name another file of tests_py that is touched, or that import what does."""
-    texts = {
-        "test_a.py": "import cases\n",
-        "test_b.py": "from hostile import gguf\n",
-        "test_c.py": 'RUN = FOLDER / "devices.py"\n',
-        "test_d.py": "from tables import ALL as cases_of_all\n",
-        "test_e.py": '"""Of many cases."""\n',
-        "tables.py": 'FILE = FOLDER / "data/golden.json"\n',
-        "cases.py": "",
-        "devices.py": "import cases\n",
-        "hostile/__init__.py": "",
-        "hostile/gguf.py": 'FOUND = FOLDER / "data" / "crashes"\n',
-    }
-    (tmp_path / "tests_py/hostile").mkdir(parents=True)
-    for name, text in texts.items():
-        (tmp_path / "tests_py" / name).write_text(text)
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
-    files = [f"tests_py/{name}" for name in texts]
-    for name, found in {
-        "cases.py": "ac",
-        "hostile/gguf.py": "b",
-        "devices.py": "c",
-        "data/golden.json": "d",
-        "data/crashes/any": "b",
-        "nothing.py": "",
-    }.items():
-        assert stages.run_whole([f"tests_py/{name}"], files) == [f"tests_py/test_{x}.py" for x in found], name
-    monkeypatch.setattr(stages, "FEW", 1)
-    assert stages.run_whole(["tests_py/cases.py", "tests_py/test_e.py"], files) == ["tests_py/test_e.py"]
 
 
 def test_frozen_bytes_and_contracts_always_run() -> None:
@@ -325,51 +207,6 @@ def test_frozen_bytes_and_contracts_always_run() -> None:
     ):
         text = (ROOT / f"tests_py/{file}.py").read_text()
         assert "@pytest.mark.always\n" in text[: text.index(f"def {test}(")].rpartition("\n\n\n")[2], test
-
-
-def test_scripts_know_what_the_change_touches(capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(stages, "base", lambda: "somewhere")
-    monkeypatch.setattr(
-        stages, "touched_since", lambda before: ["tests_py/test_stages.py", "tests_py/gpu/test_words.py"]
-    )
-    monkeypatch.setattr("sys.argv", ["stages.py", "--touched"])
-    assert stages.main() == 0
-    assert capsys.readouterr().out.split() == ["tests_py/gpu/test_words.py", "tests_py/test_stages.py"]
-    assert "BRECCIA_TESTS_TOUCHED=$(" in (ROOT / ".ci/common.sh").read_text()
-
-
-def write_tests(folder: Path) -> None:
-    for name in ("conftest", "flushes", "required_peers"):
-        shutil.copy(ROOT / f"tests_py/{name}.py", folder)
-    (folder / "test_many.py").write_text(MANY)
-
-
-def counts(names: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(name.partition("::")[2].partition("[")[0] for name in names))
-
-
-# Prints the tests that pytest collects, a line for each of the settings.
-COLLECT = """
-import contextlib, io, json, os, sys
-import pytest
-class Items:
-    def pytest_collection_finish(self, session):
-        self.names = [item.nodeid for item in session.items]
-items = Items()
-for settings in json.loads(sys.argv[1]):
-    for name in ("ONE_OF", "TURN", "TOUCHED"):
-        os.environ["BRECCIA_TESTS_" + name] = settings.get(name, "")
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert pytest.main(sys.argv[2:], plugins=[items]) == 0
-    print(json.dumps(items.names))
-"""
-
-
-def collected(folder: Path, *arguments: str, settings: list[dict[str, str]]) -> list[set[str]]:
-    options = ["-q", "--collect-only", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}", *arguments]
-    command = [sys.executable, "-c", COLLECT, json.dumps(settings), *options, str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [set(json.loads(line)) for line in run.stdout.splitlines() if line.startswith("[")]
 
 
 def test_the_change_begins_a_day_and_thirty_commits_ago(tmp_path: Path, monkeypatch: Any) -> None:
