@@ -7,7 +7,8 @@
 The change is that of .ci/stages.py. A test whose lines it touches runs whole, decorators included. The whole file does
 where the change touches a line that is of no test and no import, as a fixture or a table: in the file as it was, or as
 it is. So does the whole of a file that is named as a source that the change touches (test_a_b.py is named as a/b.py),
-and of one that imports or names another file of tests_py, or of benchmarks, that it touches.
+of one that imports or names another file of tests_py, or of benchmarks, that it touches, and of those that run the
+pages of docs and the examples.
 
 Of more files than FEW_FILES nearly everything would run. Then the files that the change itself touches are whole,
 without those named or importing; and where these alone are more, none is. Of more tests than FEW_TESTS whose lines are
@@ -25,6 +26,7 @@ import stages
 
 FEW_FILES = 40
 FEW_TESTS = 300
+RUN_BY_ONE = ("docs", "examples")  # folders of texts that the test of this name runs
 SHARED = ""  # in place of a test's name: lines on which any test of the file may depend
 HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
@@ -48,11 +50,11 @@ def called(path: str) -> str:
 
 def importing(touched: list[str], files: list[str]) -> set[str]:
     """Of these files of tests_py, the tests that import or name one that is touched and is no test, or what does; or
-    that do so with a file of benchmarks."""
+    that do so with a file of benchmarks or the README."""
     texts = {path: (stages.ROOT / path).read_text() for path in files if (stages.ROOT / path).exists()}
     found: set[str] = set()
     new = {path for path in touched if path.startswith("tests_py/") and not is_test(path)}
-    new |= {path for path in touched if path.startswith("benchmarks/") and path.endswith(".py")}
+    new |= {path for path in touched if path == "README.md" or re.fullmatch(r"benchmarks/.*\.py", path)}
     while names := "|".join(sorted({re.escape(called(path)) for path in new})):
         mention = re.compile(rf"""^\s*(?:from|import)\b.*\b(?:{names})\b|["'/](?:{names})\b""", re.MULTILINE)
         new = {path for path, text in texts.items() if path not in found and mention.search(text)}
@@ -115,6 +117,7 @@ def whole_files(edited: set[str], touched: list[str], files: list[str]) -> set[s
         files: paths of the Python files of tests_py.
     """
     names = {name for path in touched if path.startswith(("python/", "cpp/src/")) for name in named_as(path)}
+    names |= {path.partition("/")[0] for path in touched}.intersection(RUN_BY_ONE)
     found = {path for path in files if is_test(path) and Path(path).stem.removeprefix("test_") in names}
     found |= edited | importing(touched, files)
     return next((some for some in (found, edited) if len(some) <= FEW_FILES), set())

@@ -91,6 +91,7 @@ def minilm():
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
+@pytest.mark.in_turn  # the pages that do not change
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_run(page, model, tmp_path, monkeypatch):
     if page.name in ("training.md", "lora.md"):

@@ -78,7 +78,9 @@ def test_each_stage_runs_every_share_on_every_backend(number: int, monkeypatch: 
 def test_each_share_meets_each_backend(has: int) -> None:
     lines = (ROOT / ".ci/run_sanitizers").read_text().splitlines()
     end = next(i for i, line in enumerate(lines) if "% ${#has[@]}" in line)
-    loop = f"for BRECCIA_TESTS_TURN in {{70..{69 + 12 * has}}}; do\n{lines[end - 1]}\n{lines[end]}\necho $backends; done"
+    loop = (
+        f"for BRECCIA_TESTS_TURN in {{70..{69 + 12 * has}}}; do\n{lines[end - 1]}\n{lines[end]}\necho $backends; done"
+    )
     script = f"BRECCIA_TESTS_ONE_OF=12; has=({' '.join('abcd'[:has])})\n{loop}"
     run = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
     met = {(turn % 12, backend) for turn, backend in enumerate(run.stdout.split(), 70)}

@@ -194,6 +194,7 @@ def test_of_many_tests_each_has_its_part(tmp_path: Path, monkeypatch: Any) -> No
 def test_what_changes_runs_whole() -> None:
     """Files of tests that are touched, and those that are named as a source that is."""
     tests = ["test_gguf", "test_checkpoint_gguf", "test_checkpoint", "bridges/test_gguf", "test_cast_parts", "test_ops"]
+    tests += ["test_docs", "frameworks/test_examples"]
     tests = [f"tests_py/{name}.py" for name in tests]
     found = {
         "python/breccia/checkpoint/_gguf.py": {
@@ -203,7 +204,9 @@ def test_what_changes_runs_whole() -> None:
             "bridges/test_gguf",
         },
         "cpp/src/quantize/cast/parts.cpp": {"test_cast_parts"},
-        "docs/gguf.md": set(),
+        "docs/gguf.md": {"test_docs"},
+        "examples/02_gguf.py": {"frameworks/test_examples"},
+        "benchmarks/results/gguf.json": set(),
     }
     for path, names in found.items():
         assert touched_tests.whole_files(set(), [path], tests) == {f"tests_py/{name}.py" for name in names}, path

@@ -22,6 +22,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "path",  # test_schedulers.py runs those of ray and Dask, too
     [pytest.param(p, marks=[pytest.mark.slow] if "convert_with" in p.stem else [], id=p.stem) for p in SCRIPTS],
