@@ -46,7 +46,7 @@ class Stage:
         in_turn: whether it has a turn where no path of its is touched; else it runs with `--all` alone.
         holds: the name of a stage that is part of this one, and not run beside it.
         whole: what the command is given with `--all`, where it runs a part of its cases without.
-        one_processor: whether it leaves the others idle for much of its time, so that the next stage runs beside it.
+        one_processor: whether it leaves the others idle for much of its time, so that the next stages run beside it.
         leaves: folders that it makes, or patterns of their names, which `.ci/run` deletes when it has passed: the disk
             of a small machine does not hold what all stages build. No later stage reads them, and the compiler's cache
             has their objects.

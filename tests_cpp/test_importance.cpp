@@ -96,11 +96,12 @@ TEST(Importance, IntegersHaveTheBestScaleThatTheirTypeStores) {
     const auto best = [&](std::int64_t row, bool asymmetric) {
         const auto values_x = std::span<const float>(x).subspan(static_cast<std::size_t>(row * 32), 32);
         double least = INFINITY;
-        for (std::uint16_t bits = 0x1000; bits < 0x5800; ++bits)
+        constexpr int step = sanitized ? 16 : 1;  // the search is the test's own
+        for (int bits = 0x1000; bits < 0x5800; bits += step)
             for (int zero = 0; zero < (asymmetric ? 16 : 1); ++zero) {
                 std::vector<double> values;
                 for (int code = 0; code < 16; ++code) values.push_back(asymmetric ? code - zero : code - 8);
-                const auto scale = static_cast<double>(to_float(Float16{bits}));
+                const auto scale = static_cast<double>(to_float(Float16{static_cast<std::uint16_t>(bits)}));
                 least = std::min(least, error_under(scale, values_x, h, values));
                 if (!asymmetric) least = std::min(least, error_under(-scale, values_x, h, values));
             }

@@ -39,7 +39,9 @@ TEST(ScaledTensor, TheGridIsThatOfItsLayoutAndShape) {
 TEST(Cast, EveryRecipeStaysWithinItsStep) {
     constexpr std::int64_t rows = 130, cols = 256;
     std::vector<float> x = heavy_tailed(rows, cols, 1, 3);  // within the range of float16 scales
+    Sample cases(sanitized);
     for (const Recipe& recipe : all_recipes()) {
+        if (!cases.takes()) continue;
         SCOPED_TRACE(describe(recipe));
         if (recipe.element == format_of<UInt4> && !recipe.has_zero_point()) continue;  // not for negative values
         const ScaledTensor scaled = cast(array_of(x, {rows, cols}), recipe);

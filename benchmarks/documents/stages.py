@@ -25,7 +25,9 @@ def load() -> Any:
 
 def share(command: str) -> str:
     """What a stage runs of cases that are alike, as its script says."""
-    turns = re.search(r"^ *take_turns (\d+)", (FILE.parents[1] / command.split(maxsplit=1)[0]).read_text(), re.MULTILINE)
+    turns = re.search(
+        r"^ *take_turns (\d+)", (FILE.parents[1] / command.split(maxsplit=1)[0]).read_text(), re.MULTILINE
+    )
     return f"one of {turns[1]} that are alike" if turns else "all"
 
 
