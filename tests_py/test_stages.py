@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -169,36 +170,54 @@ source "$(dirname "$0")/common.sh"
 mkdir -p "build/$1/in" "build/$1-objects"
 echo "$1" >>"$TMPDIR/of-a-test"
 ls "$TMPDIR"
-[[ $1 != fails ]]
+for _ in {1..600}; do
+    [[ $1 == waits && ! -e build/told ]] || break
+    sleep 0.1
+done
+[[ $1 != last ]] || touch build/told
+[[ $1 != fails && ($1 != waits || -e build/told) ]]
 """
 
 
-def test_a_run_deletes_what_its_stages_leave(tmp_path: Path) -> None:
-    """What they write for temporary, always; folders of theirs, where they passed."""
-    there = tmp_path / "clone"
+def fake_run(folder: Path, stages_of_it: Iterable[tuple[str, str]]) -> subprocess.CompletedProcess[str]:
+    """A run of FAKE stages of these names, each of which runs alone or beside the next ones."""
+    there = folder / "clone"
     (there / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci/run", there / ".ci")
     shutil.copy(ROOT / ".ci/common.sh", there / ".ci")
     (there / ".ci/fake").write_text(FAKE)
     (there / ".ci/fake").chmod(0o755)
-    plan = [
-        f"{name}\t.ci/fake {name}\talways\t{how}\t1\tbuild/{name} build/{name}-*"
-        for name, how in (("first", "alone"), ("beside", "and the next"), ("fails", "alone"), ("last", "alone"))
-    ]
+    plan = [f"{name}\t.ci/fake {name}\talways\t{how}\t1\tbuild/{name} build/{name}-*" for name, how in stages_of_it]
     (there / ".ci/stages.py").write_text(f"print({chr(10).join(plan)!r})\n")
     (there / ".ci/touched_tests.py").write_text("")
-    temporary = tmp_path / "temporary"
+    temporary = folder / "temporary"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHON": sys.executable}
-    for name in ("STAGE_TIMES", "BRECCIA_TESTS_TOUCHED"):  # of the run that this test is part of
+    # Of the run that this test is part of, and how many processors it has tests see.
+    for name in ("STAGE_TIMES", "BRECCIA_TESTS_TOUCHED", "OMP_NUM_THREADS"):
         environment.pop(name, None)
-    run = subprocess.run([there / ".ci/run"], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run([there / ".ci/run"], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_run_deletes_what_its_stages_leave(tmp_path: Path) -> None:
+    """What they write for temporary, always; folders of theirs, where they passed."""
+    plan = {"first": "alone", "beside": "and the next", "fails": "alone", "last": "alone"}
+    run = fake_run(tmp_path, plan.items())
     assert run.returncode == 1, run.stdout + run.stderr
     assert re.search(r"^free disk space: \d+ GiB here, \d+ GiB in ", run.stdout), run.stdout
     assert run.stdout.count("of-a-test") == len(plan)
     assert re.search(r"^fails +\d+ s +\d+ s  FAILED \(1\)$", run.stdout, re.MULTILINE), run.stdout
-    assert sorted(path.name for path in (there / "build").iterdir()) == ["fails", "fails-objects"]
-    assert not list(temporary.iterdir())
+    assert sorted(path.name for path in (tmp_path / "clone/build").iterdir()) == ["fails", "fails-objects", "told"]
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="stages run one by one on one processor")
+def test_a_stage_runs_beside_all_that_follow_until_it_ends(tmp_path: Path) -> None:
+    plan = {"first": "alone", "waits": "and the next", "one": "and the next", "two": "alone", "last": "alone"}
+    run = fake_run(tmp_path, plan.items())
+    assert run.returncode == 0, run.stdout + run.stderr
+    said = re.findall(r"^=== (\w+)$", run.stdout, re.MULTILINE)
+    assert said == ["first", "one", "two", "last", "waits"]  # which waits for the last
 
 
 def test_frozen_bytes_and_contracts_always_run() -> None:
