@@ -12,16 +12,16 @@ std::optional<std::uint32_t> stored_bits(float scale, ScaleType type) {
         return stored == scale ? std::optional(bits) : std::nullopt;
     };
     const auto half = [&](auto rounded) { return if_exact(to_float(rounded), rounded.bits); };
-    const auto coded = [&]<class C>(C /*codec*/) {
-        const std::uint8_t code = C::encode(scale);
-        return if_exact(C::decode(code), code);
-    };
     switch (type) {
         case ScaleType::float32: return bits_of(scale);
         case ScaleType::float16: return half(to_float16(scale));
         case ScaleType::bfloat16: return half(to_bfloat16(scale));
-        case ScaleType::e8m0: return coded(Float8E8M0FNU{});
-        case ScaleType::e4m3: return coded(Float8E4M3FN{});
+        case ScaleType::e8m0:
+        case ScaleType::e4m3: {
+            const FormatInfo& codec = info(format_of_scale(type));
+            const std::uint8_t code = codec.encode(scale);
+            return if_exact(codec.decode(code), code);
+        }
         default: return std::nullopt;
     }
 }

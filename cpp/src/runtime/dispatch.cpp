@@ -193,11 +193,11 @@ struct Variant {
 };
 
 // The same with products of integers by the instructions for them where the processor has those, else by `Others`.
-template <const KernelTable& Base, const IntegerKernels& Quickest, const IntegerKernels* Others>
+template <const KernelTable* Base, const IntegerKernels* Quickest, const IntegerKernels* Others>
 [[maybe_unused]] const KernelTable* with_integers(bool has_instructions) {
-    static const Variant variant(Base.name, Base, [&] {
-        MatmulKernels kernels = Base.matmul;
-        kernels.integers = has_instructions ? &Quickest : Others;
+    static const Variant variant(Base->name, *Base, [&] {
+        MatmulKernels kernels = Base->matmul;
+        kernels.integers = has_instructions ? Quickest : Others;
         return kernels;
     }());
     return &variant.table;
@@ -242,7 +242,7 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_AVX2
      .table =
          [] {
-             return with_integers<avx2::kernels, avx2::integer_vnni_kernels, &avx2::integer_kernels>(
+             return with_integers<&avx2::kernels, &avx2::integer_vnni_kernels, &avx2::integer_kernels>(
                  features().avx_vnni);
          }
 #endif
@@ -252,7 +252,7 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_AVX512
      .table =
          [] {
-             return with_integers<avx512::kernels, avx512::integer_kernels, &avx2::integer_kernels>(
+             return with_integers<&avx512::kernels, &avx512::integer_kernels, &avx2::integer_kernels>(
                  features().avx512_vnni);
          }
 #endif
@@ -276,7 +276,7 @@ constexpr Backend backends[] = {
     {.name = "neon",
      .supported = [] { return features().neon; },
 #ifdef BRECCIA_NEON
-     .table = [] { return with_integers<neon::kernels, neon::integer_kernels, nullptr>(features().dotprod); }
+     .table = [] { return with_integers<&neon::kernels, &neon::integer_kernels, nullptr>(features().dotprod); }
 #endif
     },
 #endif
