@@ -77,7 +77,7 @@ COMPARED = (f"{BENCHMARKS}compare_cpu.py", *(f"{BENCHMARKS}comparison/{name}.py"
 TRITON = ("python/breccia/kernels/triton/",)
 GPU = (f"{BENCHMARKS}comparison/gpu_timing.py", *TRITON)
 CHECKPOINTS = ("python/breccia/checkpoint/", "python/breccia/bridges/")
-TORCH = ("python/breccia/frameworks/", "python/breccia/nn/")
+TORCH = ("python/breccia/frameworks/torch/", "python/breccia/nn/")
 
 
 # What makes torch's products those of a CPU without AVX-512.
