@@ -123,6 +123,16 @@ def test_a_model_of_codes_alone(kind):
     assert all(p.grad is not None for p in tuned.parameters() if p.requires_grad)
 
 
+def test_functions_of_peft_keep_their_arguments():
+    """Those that are changed here are called by position and by name."""
+    from peft.tuners.lora import model as lora_model
+
+    layer = QuantizedLinear(breccia.cast(torch.ones(N, K), "nvfp4"))
+    for device in (lora_model.get_device_map(layer), lora_model.get_device_map(model=layer)):
+        assert set(map(str, device.values())) == {"cpu"}
+    assert callable(breccia.peft._take_codes)
+
+
 def test_peft_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -373,20 +373,21 @@ def register(config: LoraConfig) -> LoraConfig:
     return config
 
 
-def _around(owner: Any, name: str) -> Callable[[Callable[[Any, Any], Any]], None]:
+def _around(owner: Any, name: str) -> Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]:
     """Puts a function around one of PEFT's, once in a process, where this version of PEFT has that."""
 
-    def put(call: Callable[[Any, Any], Any]) -> None:
+    def put(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         made = getattr(owner, name, None)
         if made is None or getattr(made, "_knows_codes", False):
-            return
+            return call
 
         @functools.wraps(made)
-        def changed(of: Any) -> Any:
-            return call(made, of)
+        def changed(*of: Any, **named: Any) -> Any:
+            return call(made, *of, **named)
 
         changed._knows_codes = True  # type: ignore[attr-defined]
         setattr(owner, name, changed)
+        return call
 
     return put
 

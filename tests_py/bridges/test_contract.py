@@ -105,6 +105,21 @@ def test_the_plan_of_a_ghost_is_what_is_made(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHECKPOINT)
+def test_plans_warn_of_nothing(name: str) -> None:
+    """Whatever the memory of a ghost holds, which was never written: operations with a signalling NaN are invalid."""
+    module = CHECKPOINT[name]
+    divisor = breccia.NVFP4BlockScaling(global_scale_form="divisor")
+    for recipe in (*module.RECIPES.values(), *((divisor,) if module.BRIDGE.carries(divisor) else ())):
+        ghost = _parts.ghost((256, 384), recipe)
+        for part in (ghost.scale, ghost.global_scale):
+            if part is not None and part.dtype == np.float32:
+                part.view(np.uint32)[...] = 0x7FA00001
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            module.lay_out(ghost)
+
+
+@pytest.mark.parametrize("name", CHECKPOINT)
 def test_a_missing_tensor_is_named(name: str) -> None:
     module = CHECKPOINT[name]
     if name == "gguf":

@@ -111,7 +111,7 @@ def is_alone(path: str, patterns: Iterable[str]) -> bool:
 
 
 def check_patterns(model: torch.nn.Module, patterns: Iterable[str]) -> None:
-    """Refuse patterns of modules to leave alone that name none. Raises ValueError where one names none."""
+    """Raises ValueError where a pattern of modules to leave alone names none."""
     names = [path for path, _ in model.named_modules() if path]
     for pattern in patterns:
         if not any(is_alone(path, [pattern]) for path in names):

@@ -142,7 +142,8 @@ def reciprocal(x: Array) -> Array:
     """The float32 numbers whose own reciprocals are ``x``, so that the two forms of a global scale turn
     into each other; 1 / x where there is none (above a power of two and below the next, up to half of the
     numbers have none)."""
-    with np.errstate(divide="ignore", over="ignore"):  # 1 / 0 and 1 / a subnormal number are infinite
+    # 1 / 0 and 1 / a subnormal number are infinite; a plan's tensors hold anything, signalling NaN among it.
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         return _inverse(np.float32(1) / x, lambda number: np.float32(1) / number, x)
 
 

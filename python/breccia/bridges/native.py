@@ -184,7 +184,7 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
 
 
 def _check_fields(kind: type[Any], said: Any) -> None:
-    """Whether a dataclass has such fields: JSON can have any. Raises ValueError where one is not."""
+    """Refuses fields that the dataclass has not, or has of another type."""
     known = {f.name: f for f in dataclasses.fields(kind)}
     for key, value in dict(said).items():
         if key not in known:

@@ -12,7 +12,7 @@ __all__ = ["count_of", "path_of", "patterns_of"]
 
 
 def path_of(value: Any, argument: str) -> Path:
-    """A path."""
+    """What stands for a path, as one."""
     try:
         return Path(value)
     except TypeError:

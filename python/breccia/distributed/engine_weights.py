@@ -36,6 +36,8 @@ from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
 
+__all__ = ["Refit", "refit"]
+
 _ENGINES = ("vllm-", "sglang-")  # which load what compressed-tensors writes
 
 

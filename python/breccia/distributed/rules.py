@@ -69,7 +69,8 @@ def _along(parts: Any, key: str, axis: int) -> list[Any]:
 
 
 def cast(x: DTensor, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    """`breccia.cast` of a DTensor: parts that are dealt out as it is, with the bytes that the whole has there."""
+    """`breccia.cast` of a DTensor: parts that are dealt out as it is, with the bytes that the whole has there. Raises
+    ValueError where a block would be cut, an option draws on positions, or more than one axis of the mesh cuts x."""
     if any(placement.is_partial() for placement in x.placements):
         x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
     others = (options.hadamard, options.amax, options.importance)
@@ -98,7 +99,8 @@ class _Whole(NamedTuple):
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     """`breccia.requantize` of a tensor of DTensors, with the bytes of the whole: where it lies, or of the gathered
-    codes where a scale follows from more than one rank holds. Then ranks keep their parts if these are whole blocks."""
+    codes where a scale follows from more than one rank holds. Then ranks keep their parts if these are whole blocks.
+    Raises ValueError where more than one axis of the mesh cuts the tensor."""
     shape, mesh, placements = tuple(scaled.shape), scaled.data.device_mesh, list(scaled.data.placements)
     cuts = [i for i, placement in enumerate(placements) if placement.is_shard()]
     if len(cuts) > 1:

@@ -28,7 +28,8 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
         return []
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """What makes and fills a layer's weight; None where SGLang's own does."""
+        """What makes and fills a layer's weight; None where SGLang's own does. Raises ValueError where a layer is
+        quantized in a way that does not go together with what SGLang makes of it."""
         from sglang.srt.layers.linear import LinearBase
         from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
         from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod

@@ -15,7 +15,9 @@ import numpy as np
 from breccia import frameworks
 from breccia.scaled_tensor import A, ScaledTensor
 from breccia.value import slicing
-from breccia.value.slicing import block_along, index, made  # noqa: F401 (breccia.pieces had it)
+from breccia.value.slicing import block_along, index, made
+
+__all__ = ["block_along", "concatenate", "index", "reshape", "stack"]  # as breccia.pieces had them
 
 
 def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["CastOptions", "Hadamard", "column_weights"]
+
 
 @dataclass(frozen=True)
 class Hadamard:

@@ -13,6 +13,8 @@ from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
+__all__ = ["lora_init"]
+
 
 def lora_init(w: Any, recipe: ScalingRecipe | str | ScaledTensor, rank: int, importance: Any = None) -> tuple[Any, Any]:
     """The matrices of that rank whose product is nearest to what quantizing a weight loses.

@@ -8,6 +8,8 @@ from typing import Any
 from breccia import _core
 from breccia.scaled_tensor import A, ScaledTensor
 
+__all__ = ["PreparedWeight", "prepare"]
+
 
 class PreparedWeight(ScaledTensor[A]):
     """A `ScaledTensor` whose values the CPU core also holds in the form its matmul kernels read in place.

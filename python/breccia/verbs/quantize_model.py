@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from breccia.nn import QuantizedLinear
     from breccia.schemes import ModelScheme
 
+__all__ = ["quantize", "quantize_"]
+
 
 def quantize_(
     model: torch.nn.Module,

@@ -11,6 +11,8 @@ from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.verbs import cast, dequantize
 
+__all__ = ["checkpoint_activations"]
+
 
 class _Packed:
     """A saved tensor as a ScaledTensor, its shape and its dtype."""

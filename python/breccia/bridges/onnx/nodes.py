@@ -11,7 +11,6 @@ import numpy as np
 from breccia.bridges.common import SCALE_NAMES, Array, as_numpy, codes, float32, made, row_blocks
 from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.packing import unpack_nibbles
-from breccia.checkpoint.files.dtypes import DTYPES
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -51,7 +50,13 @@ PLAIN = {
 }
 HALVES = {"INT4": "int4", "UINT4": "uint4", "FLOAT4E2M1": "float4_e2m1fn"}
 FLOATS = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
-_CODES = {kind: DTYPES[stored].numpy for kind, stored in PLAIN.items() if stored.startswith("F8")}
+_CODES = {
+    "FLOAT8E4M3FN": "float8_e4m3fn",
+    "FLOAT8E5M2": "float8_e5m2",
+    "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
+    "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
+    "FLOAT8E8M0": "float8_e8m0fnu",
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Node:
         return not self.block and math.prod(self.scale_shape) == 1
 
     def check(self) -> None:
-        """Whether shapes fit, as the operator's specification has them. Raises ValueError where they do not."""
+        """Refuses shapes that do not fit, as the operator's specification has them."""
         shape = self.shape
         if self.block < 0 or (not self._of_tensor and not 0 <= self.axis < len(shape)):
             raise ValueError(f"axis and block_size must be those of shape {shape}, got {self.axis} and {self.block}")

@@ -39,7 +39,7 @@ KINDS = ("Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor", "Int4Tensor",
 
 
 def check_kind(kind: Any) -> None:
-    """Whether a class is one that is read here. Raises StoredTypeError where it is not."""
+    """Refuses a class that is not read here."""
     if kind not in KINDS:
         raise StoredTypeError(f"tensor must be one of torchao's plain tensor classes, got {shown(kind)}")
 

@@ -22,6 +22,8 @@ from breccia.distributed.gather.agreement import on_all_ranks
 from breccia.nn import QuantizedLinear
 from breccia.value.form import PARTS
 
+__all__ = ["load", "quantize_as_"]
+
 _AT_A_TIME = 1 << 30  # values, of all ranks together, from which codes at rest are made
 
 

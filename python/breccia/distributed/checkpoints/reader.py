@@ -29,6 +29,8 @@ from breccia.checkpoint.reading.source import Checkpoint
 from breccia.distributed.checkpoints.taking import bytes_of_part, floats_of
 from breccia.value.form import PARTS
 
+__all__ = ["CheckpointReader"]
+
 _PIECE = 32 << 20  # bytes of float32 values that are made at a time
 
 

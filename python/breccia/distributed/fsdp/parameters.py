@@ -106,9 +106,9 @@ class ScaledParameter(LinearWeight):
         pass
 
     def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Any, ...], Any]:
-        """FSDP2's hook before a gather, for which see `torch.distributed.fsdp`: the bytes of this rank's part, padded
-        to the rows that each rank sends, and what `fsdp_post_all_gather` needs. A cut through blocks is refused where
-        the recipe allows none."""
+        """FSDP2's hook before a gather: the bytes of this rank's part, padded to the rows that each rank sends, and
+        what `fsdp_post_all_gather` needs. Raises ValueError where a cut goes through blocks of a recipe that allows
+        none."""
         shard = self._shard(mesh)
         known = self._reduced
         if known is None or known[0] != self._clock.ticks:
@@ -119,9 +119,10 @@ class ScaledParameter(LinearWeight):
     def fsdp_post_all_gather(
         self, outs: tuple[Any, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
     ) -> Any:
-        """FSDP2's hook after a gather, for which see `torch.distributed.fsdp`: the whole weight, over the memory that
-        the ranks' bytes came to, and its tensors that do not lie there; None with ``out``, the weight of an earlier
-        gather, which is filled again."""
+        """FSDP2's hook after a gather: the whole weight, over the memory ``outs`` that the ranks' bytes came to, and
+        its tensors that do not lie there; None with ``out``, the weight of an earlier gather, which is filled again.
+        ``metadata`` is what `fsdp_pre_all_gather` gave, ``param_dtype`` what the weight looks like to torch. Raises
+        TypeError where ``out`` was not made here."""
         scaled, own = metadata(outs)
         if out is None:
             return QuantizedWeight(scaled, param_dtype, self._about.square_blocks), own

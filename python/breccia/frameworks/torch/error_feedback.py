@@ -98,7 +98,7 @@ def rounded(w: Any, moments: Any, nearest: ScaledTensor, act_order: bool, damp: 
     moments. Columns by falling diagonal (``act_order``), else as they stand; ``damp`` is added to the diagonal, in its
     mean."""
     grid, spec = Grid(tuple(w.shape), nearest.recipe), Spec.of(nearest.recipe)
-    # Where scales are stored as numbers codes are made by division, whatever the rule that chose them.
+    # Where scales are stored as numbers, codes are made by division, whatever the rule that chose them.
     spec = dataclasses.replace(spec, multiply=spec.scale in _CODED)
     if grid.empty:
         return Rounded(nearest, damp, 0, 0)

@@ -2,7 +2,7 @@
 """What a layer of experts does between its products, on CUDA: rows of FP8 codes in the order of their experts, SwiGLU
 with its cast and its gradient, and the sum of a token's rows. Scales are of 1 × 128 and powers of two.
 
-What these compute is defined by `breccia.frameworks.torch.experts`, whose whole-array forms run elsewhere.
+What these compute is defined by `breccia.nn.expert_products`, whose whole-array forms run elsewhere.
 """
 
 from __future__ import annotations

@@ -48,16 +48,16 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     x is bf16/fp16, or FP8 with scales per 1 x 128, floats or powers of two. `offsets` (E + 1, integers, on the device)
     is never read on the host; rows past its last entry are zero.
     """
+    shape = tuple(w_stack.shape)
+    if len(shape) != 3 or not shape[0] or w_stack.layout.axis == -2:
+        raise ValueError(f"w_stack must be a ScaledTensor (E, N, K), got shape {shape}")
+    if tuple(offsets.shape) != (shape[0] + 1,):
+        raise ValueError(f"offsets must have shape ({shape[0] + 1},), got {tuple(offsets.shape)}")
+    if x.shape[-1] != shape[-1] or len(x.shape) != 2:
+        raise ValueError(f"x must be (T, {shape[-1]}), got {tuple(x.shape)}")
     if not recipes.decodes(w_stack):
         return _by_floats(x, w_stack, offsets, out_dtype)
     w = recipes.operand(w_stack, exact=False)
-    experts = w.shape[0] if len(w.shape) == 3 else 0
-    if not experts or w.transposed:
-        raise ValueError(f"w_stack must be a ScaledTensor (E, N, K), got shape {tuple(w_stack.shape)}")
-    if tuple(offsets.shape) != (experts + 1,):
-        raise ValueError(f"offsets must have shape ({experts + 1},), got {tuple(offsets.shape)}")
-    if x.shape[-1] != w.shape[-1] or len(x.shape) != 2:
-        raise ValueError(f"x must be (T, {w.shape[-1]}), got {tuple(x.shape)}")
     if w.block[1] & (w.block[1] - 1):
         raise ValueError(f"w_stack must have power-of-two blocks, got {w_stack.layout}")
     default = torch.bfloat16 if isinstance(x, ScaledTensor) else x.dtype
@@ -87,12 +87,13 @@ def _by_floats(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dtype: 
     w, row = dequantize(w_stack, rows.dtype), torch.arange(len(rows), device=rows.device)
     aligned = rows.shape[1] % 8 == w.shape[1] % 8 == 0 and rows.is_contiguous()
     if aligned and rows.dtype == dtype == torch.bfloat16 and Product(dtype, rows=rows).on_hopper:
-        y = torch.nn.functional.grouped_mm(rows, w.mT, offs=offsets[1:].int())
+        y = torch._grouped_mm(rows, w.mT, offs=offsets[1:].int())
         return torch.where((row < offsets[-1])[:, None], y, 0)
     expert = torch.searchsorted(offsets, row, right=True) - 1
     y = torch.zeros(len(rows), w.shape[1], dtype=dtype, device=rows.device)
-    for e, weight in enumerate(w):
-        y = torch.where((expert == e)[:, None], (rows @ weight.T).to(dtype), y)
+    for e, weight in enumerate(w):  # each by all rows: whose they are is not known to the host
+        product = matmul(rows, weight.T, dtype)
+        y = torch.where((expert == e)[:, None], product, y)
     return y
 
 

@@ -194,7 +194,7 @@ def _decoded(p: Product, dtype: torch.dtype) -> list[torch.Tensor]:
 
 def run_exact(p: Product) -> torch.Tensor:
     a, b = _decoded(p, torch.bfloat16)
-    if p.dtype == torch.float32 and a.ndim == b.ndim == 2 and _wide_output():
+    if p.dtype == torch.float32 and a.ndim == b.ndim == 2 and a.is_cuda and _wide_output():
         return _biased(torch.mm(a, b, out_dtype=torch.float32), p.bias)
     return _biased(torch.matmul(a, b) if p.dtype == torch.bfloat16 else torch.matmul(a.float(), b.float()), p.bias)
 
