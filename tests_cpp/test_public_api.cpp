@@ -223,6 +223,15 @@ TEST(TypedRecipes, HaveTheChoicesOfTheirRows) {
     expect_choices<Fp8Rule>("delayed", "scale_rule", [](Fp8Rule r) { return delayed{.scale_rule = r}; });
     expect_choices<Granularity>("current", "granularity", [](Granularity g) { return current{.granularity = g}; });
     expect_choices<ScaleSearch>("current", "scale_search", [](ScaleSearch s) { return current{.scale_search = s}; });
+    expect_choices<ScaleSearch>("block", "scale_search", [](ScaleSearch s) { return block{.scale_search = s}; });
+    expect_choices<ScaleSearch>("mxfp8", "scale_search", [](ScaleSearch s) { return mxfp8{.scale_search = s}; });
+    expect_choices<ScaleSearch>("mxfp6", "scale_search", [](ScaleSearch s) { return mxfp6{.scale_search = s}; });
+    expect_choices<ScaleSearch>("mxfp4", "scale_search", [](ScaleSearch s) { return mxfp4{.scale_search = s}; });
+    expect_choices<ScaleSearch>("nvfp4", "scale_search", [](ScaleSearch s) { return nvfp4{.scale_search = s}; });
+    expect_choices<ScaleSearch>("int4", "scale_search", [](ScaleSearch s) { return int4{.scale_search = s}; });
+    expect_choices<ScaleSearch>("int8", "scale_search", [](ScaleSearch s) { return int8{.scale_search = s}; });
+    expect_choices<MxRounding>("mxfp6", "scale_rounding", [](MxRounding r) { return mxfp6{.scale_rounding = r}; });
+    expect_choices<Fp8Rule>("current", "scale_rule", [](Fp8Rule r) { return current{.scale_rule = r}; });
     expect_choices<BlockScale>("block", "scale_format", [](BlockScale s) { return block{.scale_format = s}; });
     expect_choices<Fp8Format>("expanded", "fp8_format", [](Fp8Format f) { return expanded{.fp8_format = f}; });
     expect_choices<MxRounding>("mxfp8", "scale_rounding", [](MxRounding r) { return mxfp8{.scale_rounding = r}; });
@@ -242,6 +251,8 @@ TEST(TypedRecipes, HaveTheChoicesOfTheirRows) {
                {{"block_k", std::int64_t{64}}, {"block_m", std::int64_t{64}}});
     expect_row("delayed", delayed{.amax_history_len = 4, .margin = 2},
                {{"amax_history_len", std::int64_t{4}}, {"margin", std::int64_t{2}}});
+    expect_row("int4", int4{.group_size = 64}, {{"group_size", std::int64_t{64}}});
+    expect_row("int8", int8{.symmetric = false}, {{"symmetric", false}});
 }
 
 TEST(Messages, SpeakTheLanguageOfTheCaller) {
