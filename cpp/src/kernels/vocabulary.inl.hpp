@@ -16,7 +16,9 @@ inline constexpr DecodeTable<C> decode_table{};
 
 #include "vec.hpp"
 
-/// Sets the kernel of each codec that `make` takes.
+/// Sets the kernel of each codec for which the concept of `make` holds. Where a codec lacks a member that a concept
+/// names, the concept is false and the kernel null. So a concept names members that every Codec has, or is the value of
+/// a constexpr variable, which does not compile where a member is missing.
 template <class Kernel, class Make>
 static consteval void set_each(std::array<Kernel, Codecs::size>& kernels, Make make) {
     kernels = Codecs::map([&]<Codec C>() -> Kernel {

@@ -7,8 +7,12 @@
 /// Formats whose exponents and fractions fit float16's, infinities too, which have its largest exponent alone; 4-bit
 /// codes are looked up.
 template <class C>
-concept ThroughHalves = C::bits != 4 && C::family == CodecFamily::minifloat &&
-                        (C::specials == Specials::ieee ? C::exponent_bits == 5 : C::exponent_bits < 5);
+inline constexpr bool through_halves = [] {
+    if constexpr (C::bits != 4 && C::family == CodecFamily::minifloat)
+        return C::specials == Specials::ieee ? C::exponent_bits == 5 : C::exponent_bits < 5;
+    else
+        return false;
+}();
 
 /// High bytes of the float16 numbers that 4-bit codes stand for, unsigned ones less 8: their low bytes are zero.
 template <class C>
@@ -156,7 +160,8 @@ struct OrderedHalves : WatchedUnit<C> {
     }
 };
 
-template <ThroughHalves C>
+template <class C>
+requires through_halves<C>
 struct UnitsOf<C> {
     using Product = HalfUnit<C>;
     using Panel = OrderedHalves<C>;

@@ -194,7 +194,12 @@ inline constexpr bool is_int8 = C::family == CodecFamily::integer && C::bits == 
 #ifdef BRECCIA_VBMI
 inline constexpr bool f_stores_bf16 = true, b_compares_quarters = true;
 template <class C>
-concept LooksUpBytes = C::family == CodecFamily::minifloat && C::bits == 8 && C::has_negative_zero;
+inline constexpr bool looks_up_bytes = [] {
+    if constexpr (C::family == CodecFamily::minifloat && C::bits == 8)
+        return C::has_negative_zero;
+    else
+        return false;
+}();
 
 // The bytes of the bfloat16 that each magnitude's code stands for, exactly.
 template <class C>
@@ -289,13 +294,13 @@ BRECCIA_INLINE void f_store_normal(BFloat16* p, const F (&x)[4]) {
 #else
 inline constexpr bool f_stores_bf16 = false, b_compares_quarters = false;
 template <class C>
-concept LooksUpBytes = false;
+inline constexpr bool looks_up_bytes = false;
 template <class C>
 void look_up_bytes(const std::uint8_t* p, F (&x)[4]) = delete;
 #endif
 
 template <class C>
-inline constexpr bool f_decodes_wide = LooksUpBytes<C> || is_int8<C>;
+inline constexpr bool f_decodes_wide = looks_up_bytes<C> || is_int8<C>;
 
 // 64 codes.
 template <class C>

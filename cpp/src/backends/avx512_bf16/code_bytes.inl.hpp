@@ -63,7 +63,14 @@ struct ByteReader {
 
 /// Formats whose values are few enough multiples of one number.
 template <class C>
-concept ByteCodec = C::family != CodecFamily::exponent && C::max / C::decode(1) <= 128;
+inline constexpr bool has_code_bytes = [] {
+    if constexpr (C::family == CodecFamily::exponent)
+        return false;
+    else
+        return C::max / C::decode(1) <= 128;
+}();
+template <class C>
+concept ByteCodec = has_code_bytes<C>;
 
 /// A step's sums of products with `Count` digits, as the integers that they stand for.
 template <int Count, int Vectors>
