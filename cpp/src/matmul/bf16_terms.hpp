@@ -32,7 +32,7 @@ struct TermActivations {
 /// of a row before. False where a number is neither zero nor within [2^-100, 2^100].
 template <class Adjust>
 bool pack_terms(const Product& product, const ScaledMatrix* coded, std::int64_t padded_k, PairOrder order,
-                TermActivations& to, Adjust adjust) {
+                TermActivations& to, Scratch& scratch, Adjust adjust) {
     const KernelTable& table = product.table;
     const std::int64_t numbers = to.rows * panel_k;
     to.x = WorkBuffer<std::uint16_t>(padded_k * to.vectors);
@@ -42,7 +42,6 @@ bool pack_terms(const Product& product, const ScaledMatrix* coded, std::int64_t 
     const WorkBuffer<float> chunk(numbers);
     const WorkBuffer<std::uint16_t> taken(to.terms > 1 ? numbers : 0);
     std::fill_n(chunk.data(), numbers, 0.0F);
-    Scratch scratch;
     for (std::int64_t k = 0; k < product.k; k += panel_k) {
         const std::int64_t count = std::min(panel_k, product.k - k);
         read_activations(product, coded, to.first, to.rows, k, count, scratch, chunk.data(), panel_k);

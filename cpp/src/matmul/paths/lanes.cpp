@@ -38,12 +38,12 @@ const ScaledMatrix* codes_that_suit(const Product& product, bool packed, LaneBlo
     return a;
 }
 
-void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, TermActivations& out) {
+void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, Scratch& scratch,
+                            TermActivations& out) {
     const std::int64_t multiplied = (round_up(a.grid.cols, 32) + block - 1) / block;  // the last ones by zeros
     out.scales.resize(static_cast<std::size_t>(multiplied * out.vectors));
-    std::vector<float> scratch;
     for (std::int64_t i = 0; i < out.rows; ++i)
-        read_finer_scales(table, a, out.first + i, block, scratch, out.scales.data() + i, out.vectors);
+        read_finer_scales(table, a, out.first + i, block, scratch.scales, out.scales.data() + i, out.vectors);
 }
 
 // Rows of the weight in one call of the kernel, and what it needs besides.
@@ -181,6 +181,7 @@ Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*
     const LanePlan how = *lane_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
     const std::int64_t rows = product.total_rows(), terms = how.terms;
     OneOrMore<TermActivations> passes;
+    Scratch scratch;
     for (std::int64_t first = 0; first < rows; first += group_rows / terms) {
         const std::int64_t count = std::min(group_rows / terms, rows - first);
         TermActivations pass{.first = first,
@@ -190,10 +191,10 @@ Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*
                              .x = {},
                              .scales = {}};
         if (!pack_terms(product, how.coded, round_up(product.k, 32), w.packed ? PairOrder::packed : PairOrder::bytes,
-                        pass, [](float* /*x*/, std::int64_t /*count*/) {}))
+                        pass, scratch, [](float* /*x*/, std::int64_t /*count*/) {}))
             return Refusal::range;
         if (how.coded != nullptr)
-            read_activation_scales(product.table, *how.coded, block_of(how.blocks, w.packed), pass);
+            read_activation_scales(product.table, *how.coded, block_of(how.blocks, w.packed), scratch, pass);
         passes.push_back(std::move(pass));
     }
     const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;

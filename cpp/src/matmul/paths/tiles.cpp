@@ -92,17 +92,18 @@ bool scale_up(float* x, std::int64_t n, float by) {
 
 bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const RowScales& how, TermActivations& out) {
     const PairOrder order = packed ? PairOrder::packed : how.tile_scales ? PairOrder::neighbours : PairOrder::runs;
+    Scratch scratch;
     bool scaled = true;
     const bool in_range = pack_terms(
-        product, coded, round_up(product.k, row_step(packed)), order, out,
+        product, coded, round_up(product.k, row_step(packed)), order, out, scratch,
         [&](float* x, std::int64_t count) { scaled = scaled && (how.up == 1 || scale_up(x, count, how.up)); });
     if (!in_range || !scaled) return false;
     if (coded != nullptr) {
         const std::int64_t block = block_of(how, packed);
-        std::vector<float> scratch;
         out.scales.resize(static_cast<std::size_t>((product.k + block - 1) / block * tile_size));
         for (std::int64_t i = 0; i < out.rows; ++i)
-            read_finer_scales(product.table, *coded, out.first + i, block, scratch, out.scales.data() + i, tile_size);
+            read_finer_scales(product.table, *coded, out.first + i, block, scratch.scales, out.scales.data() + i,
+                              tile_size);
         // Sums that are to come down from 2^-48 meet these first, and must not become subnormal by them either.
         return how.up == 1 || all_within(out.scales, -40, 36);
     }
