@@ -114,13 +114,17 @@ constexpr RuleTable tables[] = {
     {"avx512_bf16", of_avx512_bf16}, {"amx", of_amx},   {"neon", of_neon},
 };
 
-constexpr std::string_view refusal_texts[] = {"",
-                                              "zero points beyond -8 ... 15",
-                                              "scales out of range",
-                                              "activations out of range",
-                                              "activations of more than six digits",
-                                              "terms for more than two passes"};
-static_assert(std::size(refusal_texts) == static_cast<std::size_t>(Refusal::passes) + 1);
+std::string text_of(Refusal refusal) {
+    switch (refusal) {
+        case Refusal::none: return "";
+        case Refusal::zero_points: return "zero points beyond -8 ... 15";
+        case Refusal::scales: return "scales out of range";
+        case Refusal::range: return "activations out of range";
+        case Refusal::digits: return "activations of more than six digits";
+        case Refusal::passes: return "terms for more than two passes";
+    }
+    return "";
+}
 
 // "1 to 24 terms"
 std::string text_of(const Span& span, const std::string& unit) {
@@ -163,7 +167,7 @@ std::vector<MatmulRule> matmul_rules() {
             std::string unless;
             for (const Refusal refusal : rule.path->refusals) {
                 if (refusal == Refusal::none || (refusal == Refusal::passes && rule.passes == Limits::any)) continue;
-                unless += (unless.empty() ? "" : "; ") + std::string(refusal_texts[static_cast<std::size_t>(refusal)]);
+                unless += (unless.empty() ? "" : "; ") + text_of(refusal);
             }
             found.push_back({.backend = std::string(table.backend),
                              .weights = std::string(rule.weights.text),
