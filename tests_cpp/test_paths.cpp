@@ -403,9 +403,9 @@ TEST(MatmulRules, StandInOrder) {
             before = rule.path;
         }
         const Rule& last = table.rules.back();
-        EXPECT_TRUE(last.path == &paths::panels_f32 && last.weights == Weights::any &&
-                    last.activations == Activations::any && last.rows.holds(1) && last.rows.to == Limits::any &&
-                    last.vectors.to == Limits::any)
+        EXPECT_TRUE(last.path == &paths::panels_f32 && last.weights.hold == Weights::any.hold &&
+                    last.activations.hold == Activations::any.hold && last.rows.holds(1) &&
+                    last.rows.to == Limits::any && last.vectors.to == Limits::any)
             << table.backend;
     }
 }

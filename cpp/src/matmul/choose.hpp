@@ -23,7 +23,6 @@ struct Weights {
     std::string_view text;
     bool (*hold)(const Product&);
 
-    bool operator==(const Weights&) const = default;
     static const Weights any, packed, prepared, prepared_packed;
 };
 
@@ -35,7 +34,6 @@ struct Activations {
     bool (*hold)(const Entry&, const Product&);
     std::int64_t most_terms = Limits::any;  ///< values may make an activation's more
 
-    bool operator==(const Activations&) const = default;
     static const Activations any;
     static const Activations codes;             ///< multiplied without their scales
     static const Activations codes_in_tiles;    ///< the same, in blocks that matrix tiles of integers take: see Entry
