@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What makes numbers. Codes: (decode(code) - zero_point) * scale, rounded once more where the output is narrower than
+// What makes numbers of codes: (decode(code) - zero_point) * scale, rounded once more where the output is narrower than
 // float32. Included as quantize_kernels.inl.hpp is, and after it.
 
 // ---- Between float32 and the other high-precision types, nearest even ----

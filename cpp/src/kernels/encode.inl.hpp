@@ -122,7 +122,7 @@ BRECCIA_INLINE F squared_errors(F x, F scaled, F decoded, float zero_point) {
 
 // What turns values into multiples of the scale: one of three, chosen once per block.
 struct Multiply {
-    static constexpr float unit = 1;  ///< what codes' own factor is of this one
+    static constexpr float unit = 1;  ///< the factor of the codes, over this factor
     F factor;
     BRECCIA_INLINE_MEMBER F operator()(F x) const { return f_mul(x, factor); }
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The float32 panel product. One tile is gemm_rows weight rows by one vector of 16 activations, or half as many rows by
-// two, which loads less; its sums stay in registers for the whole panel.
+// two, which loads less; its sums stay in registers for the whole panel. Included as quantize_kernels.inl.hpp is.
 
 template <int Rows, int Vectors>
 static void gemm_tile(const GemmF32& g, std::int64_t row) {

@@ -55,8 +55,8 @@ constexpr Rule of_portable[] = {
     {.path = &paths::panels_f32},
 };
 
-// Without dot products of bfloat16. `codes`: the most activations that are codes which are the quickest one by one, in
-// place; `numbers`: of others as float32.
+// Of processors without dot products of bfloat16. `codes`: up to so many activations that are codes, in_place_integer
+// is the quickest; `numbers`: up to so many others, in_place_f32 is.
 constexpr std::array<Rule, 6> without_bf16(std::int64_t codes, std::int64_t numbers) {
     return {{{.path = &paths::in_place_integer, .activations = Activations::codes, .rows = {1, codes}},
              {.path = &paths::in_place_integer, .rows = {1, 1}},

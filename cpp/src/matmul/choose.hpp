@@ -18,7 +18,7 @@ struct Span {
     [[nodiscard]] constexpr bool holds(std::int64_t n) const { return from <= n && n <= to; }
 };
 
-/// Of a rule: what they are called, and whether those of a product are such.
+/// A kind of weights: its name, and whether a product's weights are of it.
 struct Weights {
     std::string_view text;
     bool (*hold)(const Product&);
@@ -26,13 +26,15 @@ struct Weights {
     static const Weights any, packed, prepared, prepared_packed;
 };
 
+/// A kind of activations: its name, and whether a product's activations are of it.
+///
 /// A term is one of the bfloat16 numbers that add up to an activation: one for bfloat16, two for float16, three for
 /// others; codes multiplied without their scales are one term, and so is all that Precision::fast rounds, but for
 /// in_place_integer, where the type of the activations alone counts.
 struct Activations {
     std::string_view text;
     bool (*hold)(const Entry&, const Product&);
-    std::int64_t most_terms = Limits::any;  ///< values may make an activation's more
+    std::int64_t most_terms = Limits::any;  ///< the rule holds up to this many terms, which only values tell
 
     static const Activations any;
     static const Activations codes;             ///< multiplied without their scales

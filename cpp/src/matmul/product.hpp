@@ -199,7 +199,8 @@ bool powers_of_two_keep_normal(const ScaledMatrix& m);
 bool e4m3_scales_are_positive(const ScaledMatrix& m);
 
 /// Whether codes and scales lie along K, blocks are whole steps or a step holds whole blocks, and zero points are bytes
-/// that come one to so many steps. Reads none of them; the kernels take zero points that zero_points_are_small() of.
+/// that come one to so many steps. Reads none of them; the kernels take zero points of which zero_points_are_small()
+/// holds.
 bool readable_in_place(const ScaledMatrix& w);
 
 /// Whether these kernels' results are right, where zero_points_are_small().

@@ -18,7 +18,7 @@ struct BlockRange {
 /// Long runs go through the kernels in pieces that stay in the first-level cache.
 inline constexpr std::int64_t piece_cols = 4096;
 
-/// An index as the standard library has it.
+/// An index as containers take it.
 constexpr std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 class StoredBlocks;

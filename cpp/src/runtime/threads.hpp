@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pool of threads, and of each its mode of arithmetic and its working memory.
+// The pool of threads, and each thread's mode of arithmetic and working memory.
 #pragma once
 
 #include <cstddef>

@@ -33,7 +33,7 @@ BRECCIA_INLINE V load_as_is(const void* p) {
     return v;
 }
 
-/// Of two parts.
+/// What each operation does with two parts.
 inline constexpr auto plus = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x + y; };
 inline constexpr auto difference = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x - y; };
 inline constexpr auto times = [](auto x, auto y) BRECCIA_INLINE_LAMBDA { return x * y; };
