@@ -233,6 +233,9 @@ TEST(TypedRecipes, HaveTheChoicesOfTheirRows) {
     expect_choices<MxRounding>("mxfp6", "scale_rounding", [](MxRounding r) { return mxfp6{.scale_rounding = r}; });
     expect_choices<Fp8Rule>("current", "scale_rule", [](Fp8Rule r) { return current{.scale_rule = r}; });
     expect_choices<BlockScale>("block", "scale_format", [](BlockScale s) { return block{.scale_format = s}; });
+    expect_choices<Fp8Format>("current", "fp8_format", [](Fp8Format f) { return current{.fp8_format = f}; });
+    expect_choices<Fp8Format>("block", "fp8_format", [](Fp8Format f) { return block{.fp8_format = f}; });
+    expect_choices<Fp8Format>("mxfp8", "fp8_format", [](Fp8Format f) { return mxfp8{.fp8_format = f}; });
     expect_choices<Fp8Format>("expanded", "fp8_format", [](Fp8Format f) { return expanded{.fp8_format = f}; });
     expect_choices<MxRounding>("mxfp8", "scale_rounding", [](MxRounding r) { return mxfp8{.scale_rounding = r}; });
     expect_choices<Fp6Format>("mxfp6", "fp6_format", [](Fp6Format f) { return mxfp6{.fp6_format = f}; });
