@@ -106,9 +106,17 @@ class ScaledParameter(LinearWeight):
         pass
 
     def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Any, ...], Any]:
-        """FSDP2's hook before a gather: the bytes of this rank's part, padded to the rows that each rank sends, and
-        what `fsdp_post_all_gather` needs. Raises ValueError where a cut goes through blocks of a recipe that allows
-        none."""
+        """FSDP2's hook before a gather: what this rank sends.
+
+        Args:
+            mesh: of the ranks that hold the parts.
+
+        Returns:
+            The bytes of its part, padded to the rows that each rank sends, and what `fsdp_post_all_gather` needs.
+
+        Raises:
+            ValueError: the cut goes through blocks of a recipe that allows none.
+        """
         shard = self._shard(mesh)
         known = self._reduced
         if known is None or known[0] != self._clock.ticks:
@@ -119,10 +127,20 @@ class ScaledParameter(LinearWeight):
     def fsdp_post_all_gather(
         self, outs: tuple[Any, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
     ) -> Any:
-        """FSDP2's hook after a gather: the whole weight, over the memory ``outs`` that the ranks' bytes came to, and
-        its tensors that do not lie there; None with ``out``, the weight of an earlier gather, which is filled again.
-        ``metadata`` is what `fsdp_pre_all_gather` gave, ``param_dtype`` what the weight looks like to torch. Raises
-        TypeError where ``out`` was not made here."""
+        """FSDP2's hook after a gather: the whole weight, over the memory that the ranks' bytes came to.
+
+        Args:
+            outs: the gathered bytes.
+            metadata: what `fsdp_pre_all_gather` gave besides them.
+            param_dtype: what the weight looks like to torch.
+            out: the weight of an earlier gather, which is filled again.
+
+        Returns:
+            The weight, and the tensors of it that do not lie in ``outs``; None with ``out``.
+
+        Raises:
+            TypeError: ``out`` was not made here.
+        """
         scaled, own = metadata(outs)
         if out is None:
             return QuantizedWeight(scaled, param_dtype, self._about.square_blocks), own
