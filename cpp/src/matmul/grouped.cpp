@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include "breccia/cpu.hpp"
-#include "breccia/error.hpp"
 #include "breccia/ops.hpp"
 #include "matmul/product.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -46,26 +46,24 @@ ScaledTensor part_of(const ScaledTensor& whole, const Shape& shape, Cut cut) {
 void check_weights(const ScaledTensor& w) {
     check_memory(w, "w_stack");
     if (w.shape().size() != 3 || w.shape()[0] == 0)
-        throw_value("w_stack must be (E, N, K) of one expert or more, got shape " + to_string(w.shape()));
+        throw_value("w_stack must be (E, N, K) of one expert or more, got shape ", w.shape());
 }
 
 void check_rows(const Operand& x, std::int64_t columns) {
     check_operand(x, "x");
     if (x.shape().size() != 2 || x.shape()[1] != columns)
-        throw_value("x must be (T, " + std::to_string(columns) + "), got shape " + to_string(x.shape()));
+        throw_value("x must be (T, ", columns, "), got shape ", x.shape());
     if (x.scaled() == nullptr) return;
     const Layout& layout = x.scaled()->layout();
     if (layout.axis != -1 || (layout.kind == LayoutKind::per_block_mn && layout.block_m != 1))
-        throw_value("x must be scaled along its rows, each by itself, got " + std::string(name_of(layout.kind)));
+        throw_value("x must be scaled along its rows, each by itself, got ", name_of(layout.kind));
 }
 
 void check_offsets(std::span<const std::int64_t> offsets, std::int64_t experts, std::int64_t rows) {
     if (std::ssize(offsets) != experts + 1)
-        throw_value("offsets must have " + std::to_string(experts + 1) + " numbers, one more than experts, got " +
-                    std::to_string(offsets.size()));
+        throw_value("offsets must have ", experts + 1, " numbers, one more than experts, got ", offsets.size());
     if (offsets.front() != 0 || offsets.back() > rows || !std::ranges::is_sorted(offsets))
-        throw_value("offsets must rise from 0 to at most " + std::to_string(rows) + ", got " +
-                    to_string(Shape(offsets.begin(), offsets.end())));
+        throw_value("offsets must rise from 0 to at most ", rows, ", got ", Shape(offsets.begin(), offsets.end()));
 }
 
 void fill_with_zeros(const Array& rows) {

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "breccia/cpu.hpp"
-#include "breccia/error.hpp"
 #include "matmul/choose.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -72,17 +72,16 @@ void check_product(const Operand& a, const Operand& b, const Array& out) {
 }
 
 void check_linear_shapes(const Shape& x, const Shape& w) {
-    if (x.size() < 2) throw_value("x must be at least 2-D, got shape " + to_string(x));
-    if (w.size() != 2) throw_value("w must be 2-D, got shape " + to_string(w));
-    if (x.back() != w.back())
-        throw_value("x must have the " + std::to_string(w.back()) + " columns of w, got shape " + to_string(x));
+    if (x.size() < 2) throw_value("x must be at least 2-D, got shape ", x);
+    if (w.size() != 2) throw_value("w must be 2-D, got shape ", w);
+    if (x.back() != w.back()) throw_value("x must have the ", w.back(), " columns of w, got shape ", x);
 }
 
 void check_bias(const Array* bias, std::int64_t rows) {
     if (bias == nullptr) return;
     check_numbers(*bias, "bias");
     if (bias->rank() != 1 || bias->shape[0] != rows)
-        throw_value("bias must have shape " + to_string({rows}) + ", got " + to_string(bias->shape));
+        throw_value("bias must have shape ", to_string({rows}), ", got ", bias->shape);
 }
 
 // Adds the bias to each row. A sum of two float32 numbers in float64, rounded to float32, is that of float32.
@@ -106,12 +105,11 @@ void add_bias(const Array& out, const Array& bias) {
 }  // namespace
 
 Shape matmul_shape(const Shape& a, const Shape& b) {
-    if (a.size() < 2) throw_value("a must be at least 2-D, got shape " + to_string(a));
-    if (b.size() < 2) throw_value("b must be at least 2-D, got shape " + to_string(b));
+    if (a.size() < 2) throw_value("a must be at least 2-D, got shape ", a);
+    if (b.size() < 2) throw_value("b must be at least 2-D, got shape ", b);
     const std::int64_t k_a = a.back(), k_b = b[b.size() - 2];
     if (k_a != k_b)
-        throw_value("matmul shape mismatch: b must be (..., " + std::to_string(k_a) + ", N) for a of shape " +
-                    to_string(a) + ", got shape " + to_string(b));
+        throw_value("matmul shape mismatch: b must be (..., ", k_a, ", N) for a of shape ", a, ", got shape ", b);
     const Shape batch_a = batch_shape(a), batch_b = batch_shape(b);
     Shape shape(std::max(batch_a.size(), batch_b.size()));
     for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -120,8 +118,8 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
         };
         const std::int64_t n_a = extent(batch_a), n_b = extent(batch_b);
         if (n_a != n_b && n_a != 1 && n_b != 1)
-            throw_value("matmul batch mismatch: the leading axes of a, " + to_string(batch_a) + ", and b, " +
-                        to_string(batch_b) + ", do not broadcast");
+            throw_value("matmul batch mismatch: the leading axes of a, ", batch_a, ", and b, ", batch_b,
+                        ", do not broadcast");
         shape[shape.size() - 1 - i] = n_a == 1 ? n_b : n_a;
     }
     shape.push_back(a[a.size() - 2]);
@@ -184,7 +182,7 @@ Product question(const KernelTable& table, const Operand& a, const Operand& b, P
 
 bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out) {
     const auto* chosen = std::ranges::find(every_path, path, &Path::name);
-    if (chosen == std::end(every_path)) throw_value("path must be one that there is, got '" + std::string(path) + "'");
+    if (chosen == std::end(every_path)) throw_value("path must be one that there is, got '", path, "'");
     check_product(a, b, out);
     std::atomic<bool> all{true};
     for_each_product({.table = kernels(), .a = a, .b = b, .k_axis = -2, .out = out}, [&](const Product& product) {

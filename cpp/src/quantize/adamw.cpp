@@ -5,10 +5,10 @@
 #include <cmath>
 #include <vector>
 
-#include "breccia/error.hpp"
 #include "contract/kernel_table.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -17,7 +17,7 @@ constexpr std::int64_t run_numbers = 4096;  // that are in the first cache as fl
 
 void check_numbers_in_order(const Array& a, std::string_view name) {
     check_numbers(a, name);
-    if (!a.is_contiguous()) throw_value(std::string(name) + " must be C-contiguous");
+    if (!a.is_contiguous()) throw_value(name, " must be C-contiguous");
 }
 
 std::int64_t group_of(const Recipe& recipe, bool expanded) {
@@ -28,10 +28,10 @@ std::int64_t group_of(const Recipe& recipe, bool expanded) {
     const bool plain = !recipe.two_level && !recipe.has_zero_point() && recipe.search == ScaleSearch::amax;
     if (!has_blocks_of_rows(recipe.layout) || !scales || !plain || group % 16 != 0 || group > adamw_group ||
         group < 16 || kernels_of[static_cast<std::size_t>(recipe.element)] == nullptr)
-        throw_value(std::string("recipe must have groups of 16 to 256 along rows ") +
-                    (expanded ? "of E4M3 or INT8 with exponents, for moments that have them"
-                              : "of E4M3 with E8M0 scales, for moments without exponents") +
-                    ", got " + std::string(recipe.name));
+        throw_value("recipe must have groups of 16 to 256 along rows ",
+                    expanded ? "of E4M3 or INT8 with exponents, for moments that have them"
+                             : "of E4M3 with E8M0 scales, for moments without exponents",
+                    ", got ", recipe.name);
     return group;
 }
 
@@ -40,9 +40,8 @@ void check_part(const Array& a, const std::string& name, ElementType type, std::
     const bool aligned = reinterpret_cast<std::uintptr_t>(a.data) % type.size() == 0;
     if (!right_type || element_count(a.shape) != count || !a.is_contiguous() || a.read_only || a.data == nullptr ||
         !aligned)
-        throw_value(name + " must be C-contiguous memory of the CPU that can be written, " + std::to_string(count) +
-                    " of " + type.name() + "; got " + a.type.name() + " of shape " + to_string(a.shape) +
-                    (aligned ? "" : ", not aligned"));
+        throw_value(name, " must be C-contiguous memory of the CPU that can be written, ", count, " of ", type.name(),
+                    "; got ", a.type.name(), " of shape ", a.shape, aligned ? "" : ", not aligned");
 }
 
 // There may be more groups than weights need: rows of several are filled up.
@@ -101,9 +100,8 @@ void adamw_step(const Array& weights, const Array& gradients, const Moment& firs
     check_numbers_in_order(gradients, "gradients");
     if (weights.read_only) throw_value("weights must be memory that can be written");
     if (weights.shape != gradients.shape)
-        throw_value("gradients must be of the weights' shape " + to_string(weights.shape) + ", got " +
-                    to_string(gradients.shape));
-    if (options.step < 1) throw_value("step must be at least 1, got " + std::to_string(options.step));
+        throw_value("gradients must be of the weights' shape ", weights.shape, ", got ", gradients.shape);
+    if (options.step < 1) throw_value("step must be at least 1, got ", options.step);
     const bool expanded = first.exponents.has_value();
     if (expanded != second.exponents.has_value()) throw_value("both moments must have exponents, or neither");
     const std::int64_t group = group_of(recipe, expanded), count = element_count(weights.shape);

@@ -2,13 +2,13 @@
 #include <bit>
 #include <cmath>
 
-#include "breccia/error.hpp"
 #include "breccia/formats.hpp"
 #include "breccia/ops.hpp"
 #include "contract/random.hpp"
 #include "quantize/quantizer.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -73,23 +73,21 @@ private:
 };
 
 void check_options(const CastOptions& options, const Recipe& recipe) {
-    const std::string name(recipe.name);
-    const bool whole = recipe.layout.kind == LayoutKind::per_tensor;
-    if (options.factor && !whole) throw_value("factor needs a recipe of one scale per tensor, got " + name);
+    if (options.factor && recipe.layout.kind != LayoutKind::per_tensor)
+        throw_value("factor needs a recipe of one scale per tensor, got ", recipe.name);
     if (options.square_blocks && !has_blocks_of_rows(recipe.layout))
-        throw_value("square_blocks needs a recipe whose blocks lie along rows, got " + name);
+        throw_value("square_blocks needs a recipe whose blocks lie along rows, got ", recipe.name);
     if (options.square_blocks && recipe.is_expanded())
-        throw_value("square_blocks needs a recipe without exponents, got " + name);
+        throw_value("square_blocks needs a recipe without exponents, got ", recipe.name);
 }
 
 // Importance belongs to columns and chooses scales: refuses options that mix columns or give scales.
 void check_importance(const CastOptions& options, const Recipe& recipe) {
     if (!options.importance) return;
-    const std::string name(recipe.name);
-    if (recipe.is_expanded()) throw_value("importance needs a recipe without exponents, got " + name);
+    if (recipe.is_expanded()) throw_value("importance needs a recipe without exponents, got ", recipe.name);
     if (options.factor) throw_value("factor must be absent where importance is given, which chooses the scale");
     if (!options.amax.empty() && !recipe.two_level)
-        throw_value("amax must be absent where importance is given, which chooses the scales of " + name);
+        throw_value("amax must be absent where importance is given, which chooses the scales of ", recipe.name);
     if (options.hadamard_block != 0)
         throw_value("hadamard must be absent where importance is given: the transform mixes the columns");
 }
@@ -103,53 +101,47 @@ void check_amax(std::span<const float> amax, const Recipe& recipe, const Shape& 
     if ((!rows && !whole) || !one_level)
         throw_value(
             "recipe must have two levels, or one symmetric scale per tensor or row without a search, for amax to be "
-            "given, got " +
-            std::string(recipe.name));
+            "given, got ",
+            recipe.name);
     const std::int64_t count = whole ? 1 : element_count(scale_shape);
     if (static_cast<std::int64_t>(amax.size()) != count)
-        throw_value("amax must have " + std::to_string(count) + (count == 1 ? " number, got " : " numbers, got ") +
-                    std::to_string(amax.size()));
+        throw_value("amax must have ", count, count == 1 ? " number, got " : " numbers, got ", amax.size());
     for (const float x : amax)
         if (std::isinf(x) || x < 0 || (std::isnan(x) && (whole || info(recipe.element).has_nan)))
-            throw_value("amax must be finite and not negative, got " + std::to_string(x));
+            throw_value("amax must be finite and not negative, got ", x);
 }
 
 void check_offset(const CastOptions& options, const BlockGrid& grid) {
-    if (options.offset < 0) throw_value("offset must not be negative, got " + std::to_string(options.offset));
+    if (options.offset < 0) throw_value("offset must not be negative, got ", options.offset);
     if (options.row_length != 0 && options.row_length < grid.cols)
-        throw_value("row_length must be 0 or at least x.shape[-1], " + std::to_string(grid.cols) + ", got " +
-                    std::to_string(options.row_length));
+        throw_value("row_length must be 0 or at least x.shape[-1], ", grid.cols, ", got ", options.row_length);
 }
 
 void check_hadamard(std::int64_t block, const Shape& shape) {
     if (block < 2 || block > 1024 || !std::has_single_bit(static_cast<std::uint64_t>(block)))
-        throw_value("hadamard_block must be a power of two between 2 and 1024, got " + std::to_string(block));
+        throw_value("hadamard_block must be a power of two between 2 and 1024, got ", block);
     if (shape.empty() || shape.back() % block != 0)
-        throw_value("Hadamard requires x.shape[-1] to be divisible by " + std::to_string(block) + ", got x.shape " +
-                    to_string(shape));
+        throw_value("Hadamard requires x.shape[-1] to be divisible by ", block, ", got x.shape ", shape);
 }
 
 void check_format(Format format) {
     if (static_cast<std::size_t>(format) >= format_table.size())
-        throw_value("format must be one of the core's formats, got Format{" + std::to_string(static_cast<int>(format)) +
-                    "}");
+        throw_value("format must be one of the core's formats, got Format{", static_cast<int>(format), "}");
 }
 
 }  // namespace
 
 CastPlan plan_cast(const Shape& shape, const Recipe& recipe) {
     validate(recipe);
-    const std::string name(recipe.name);
     const Layout& layout = recipe.layout;
-    if (shape.empty()) throw_value(name + " requires x.ndim >= 1, got 0");
+    if (shape.empty()) throw_value(recipe.name, " requires x.ndim >= 1, got 0");
     if (layout.kind != LayoutKind::per_tensor && shape.size() < 2)
-        throw_value(name + " requires x.ndim >= 2, got " + std::to_string(shape.size()));
+        throw_value(recipe.name, " requires x.ndim >= 2, got ", shape.size());
     const BlockGrid grid = layout.grid(shape);
     if (!recipe.ragged && grid.cols % grid.block_cols != 0) {
         const bool other_axis = grid.rows % grid.block_cols == 0;
-        throw_value(name + " requires x.shape[-1] to be divisible by " + std::to_string(grid.block_cols) +
-                    ", got x.shape " + to_string(shape) +
-                    (other_axis ? ": where the product runs along axis -2, cast w.T and multiply by q.T" : ""));
+        throw_value(recipe.name, " requires x.shape[-1] to be divisible by ", grid.block_cols, ", got x.shape ", shape,
+                    other_axis ? ": where the product runs along axis -2, cast w.T and multiply by q.T" : "");
     }
     element_count(shape, sizeof(double));
     CastPlan plan;
@@ -198,9 +190,7 @@ ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& optio
 }
 
 void encode(std::span<const float> x, Format format, std::span<std::uint8_t> codes) {
-    if (x.size() != codes.size())
-        throw_value("codes must have the length of x, " + std::to_string(x.size()) + ", got " +
-                    std::to_string(codes.size()));
+    if (x.size() != codes.size()) throw_value("codes must have the length of x, ", x.size(), ", got ", codes.size());
     check_format(format);
     const IeeeArithmetic arithmetic;
     const auto& kernel = kernels()[format];
@@ -210,9 +200,7 @@ void encode(std::span<const float> x, Format format, std::span<std::uint8_t> cod
 }
 
 void decode(std::span<const std::uint8_t> codes, Format format, std::span<float> x) {
-    if (x.size() != codes.size())
-        throw_value("x must have the length of codes, " + std::to_string(codes.size()) + ", got " +
-                    std::to_string(x.size()));
+    if (x.size() != codes.size()) throw_value("x must have the length of codes, ", codes.size(), ", got ", x.size());
     check_format(format);
     const IeeeArithmetic arithmetic;
     const DequantizeKernels& kernels_here = kernels().dequantize;
@@ -229,8 +217,7 @@ void decode(std::span<const std::uint8_t> codes, Format format, std::span<float>
 
 void pack(std::span<const std::uint8_t> codes, std::span<std::uint8_t> packed) {
     if (packed.size() != (codes.size() + 1) / 2)
-        throw_value("packed must have " + std::to_string((codes.size() + 1) / 2) + " bytes, got " +
-                    std::to_string(packed.size()));
+        throw_value("packed must have ", (codes.size() + 1) / 2, " bytes, got ", packed.size());
     for (std::size_t i = 0; i < packed.size(); ++i) {
         const unsigned high = 2 * i + 1 < codes.size() ? codes[2 * i + 1] & 15U : 0U;
         packed[i] = static_cast<std::uint8_t>((codes[2 * i] & 15U) | high << 4);
@@ -239,8 +226,8 @@ void pack(std::span<const std::uint8_t> codes, std::span<std::uint8_t> packed) {
 
 void unpack(std::span<const std::uint8_t> packed, std::span<std::uint8_t> codes) {
     if (packed.size() != (codes.size() + 1) / 2)
-        throw_value("packed must have " + std::to_string((codes.size() + 1) / 2) + " bytes for " +
-                    std::to_string(codes.size()) + " codes, got " + std::to_string(packed.size()));
+        throw_value("packed must have ", (codes.size() + 1) / 2, " bytes for ", codes.size(), " codes, got ",
+                    packed.size());
     for (std::size_t i = 0; i < codes.size(); ++i)
         codes[i] = static_cast<std::uint8_t>(i % 2 != 0 ? packed[i / 2] >> 4 : packed[i / 2] & 15);
 }

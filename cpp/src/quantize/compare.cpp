@@ -6,10 +6,10 @@
 #include <limits>
 #include <mutex>
 
-#include "breccia/error.hpp"
 #include "contract/kernel_table.hpp"
 #include "quantize/paired_rows.hpp"
 #include "runtime/threads.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -213,8 +213,7 @@ void check_pair(const Operand& reference, const Operand& tensor) {
     check_operand(reference, "reference");
     check_operand(tensor, "tensor");
     if (reference.shape() != tensor.shape())
-        throw_value("tensor.shape must be that of reference, " + to_string(reference.shape()) + ", got " +
-                    to_string(tensor.shape()));
+        throw_value("tensor.shape must be that of reference, ", reference.shape(), ", got ", tensor.shape());
 }
 
 }  // namespace
@@ -272,7 +271,7 @@ Magnitudes magnitudes(const Operand& x) {
 
 Magnitudes error_magnitudes(const Operand& reference, const Operand& tensor, float unit) {
     check_pair(reference, tensor);
-    if (!(unit > 0) || std::isinf(unit)) throw_value("unit must be positive and finite, got " + std::to_string(unit));
+    if (!(unit > 0) || std::isinf(unit)) throw_value("unit must be positive and finite, got ", unit);
     return count_magnitudes(reference, tensor, true, unit);
 }
 

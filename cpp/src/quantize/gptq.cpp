@@ -14,12 +14,12 @@
 #include <span>
 #include <vector>
 
-#include "breccia/error.hpp"
 #include "breccia/formats.hpp"
 #include "quantize/cholesky.hpp"
 #include "quantize/quantizer.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -41,8 +41,8 @@ public:
                 run_ = moments.shape.back();
                 batch_.pop_back();
             } else {
-                throw_value("moments must be " + to_string(one) + (each.size() > 2 ? " or " + to_string(each) : "") +
-                            " for w of shape " + to_string(shape) + ", got shape " + to_string(moments.shape));
+                throw_value("moments must be ", one, each.size() > 2 ? " or " + to_string(each) : "",
+                            " for w of shape ", shape, ", got shape ", moments.shape);
             }
         }
         Shape diagonals = batch_;
@@ -82,8 +82,8 @@ private:
         for (std::int64_t i = 0; i < run_; ++i) {
             const float* row = m.read(kernels(), i, 0, run_, scratch);
             for (std::int64_t j = 0; j < run_; ++j)
-                if (!is_finite(row[j])) throw_value("moments must be finite, got " + std::to_string(row[j]));
-            if (row[i] < 0) throw_value("moments must not be negative on the diagonal, got " + std::to_string(row[i]));
+                if (!is_finite(row[j])) throw_value("moments must be finite, got ", row[j]);
+            if (row[i] < 0) throw_value("moments must not be negative on the diagonal, got ", row[i]);
             diagonals_.as<float>()[index * columns_ + first + i] = row[i];
         }
     }
@@ -351,10 +351,10 @@ float largest_magnitude(const Array& w) {
 GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
                      const GptqOptions& options) {
     if (std::isnan(options.damp) || options.damp < 0 || options.damp > 1)
-        throw_value("damp must be from 0 to 1, got " + std::to_string(options.damp));
-    if (w.shape.size() < 2) throw_value("w must be at least 2-D (N, K), got shape " + to_string(w.shape));
+        throw_value("damp must be from 0 to 1, got ", options.damp);
+    if (w.shape.size() < 2) throw_value("w must be at least 2-D (N, K), got shape ", w.shape);
     check_numbers(w, "w");
-    if (recipe.is_expanded()) throw_value("gptq needs a recipe without exponents, got " + std::string(recipe.name));
+    if (recipe.is_expanded()) throw_value("gptq needs a recipe without exponents, got ", recipe.name);
     const Moments given(moments, w.shape);
     check_output(out, plan_cast(w.shape, recipe), recipe);
     check_no_overlap(out, moments);  // which are read after the cast has written

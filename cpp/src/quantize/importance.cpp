@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "breccia/error.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -42,9 +42,8 @@ ColumnWeights::ColumnWeights(const Array& importance, const Shape& shape) : colu
     each.push_back(columns_);
     of_each_ = importance.shape.size() > 1;
     if (importance.shape != Shape{columns_} && importance.shape != each)
-        throw_value("importance must be " + to_string(Shape{columns_}) +
-                    (each.size() > 1 ? " or " + to_string(each) : std::string()) + " for x of shape " +
-                    to_string(shape) + ", got shape " + to_string(importance.shape));
+        throw_value("importance must be ", Shape{columns_}, each.size() > 1 ? " or " + to_string(each) : std::string(),
+                    " for x of shape ", shape, ", got shape ", importance.shape);
     const std::int64_t rows = of_each_ ? element_count(each) / std::max<std::int64_t>(1, columns_) : 1;
     weights_.resize(static_cast<std::size_t>(rows * columns_));
     Array rows_of_one = importance;  // each row as a matrix of one row
@@ -58,7 +57,7 @@ ColumnWeights::ColumnWeights(const Array& importance, const Shape& shape) : colu
     }
     Mean all;
     for (const float h : weights_) {
-        if (h < 0) throw_value("importance must not be negative, got " + std::to_string(h));
+        if (h < 0) throw_value("importance must not be negative, got ", h);
         all.add(h);
     }
     const double mean = all.value() == 0 ? 1.0 : all.value();

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "breccia/error.hpp"
 #include "quantize/quantizer.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -79,11 +79,11 @@ std::int64_t checked_group(const ScaledTensor& scaled) {
     const bool coded = recipe.scale == ScaleType::e8m0 && !scaled.zero_point() && !scaled.global_scale();
     const bool floats = info(recipe.element).family == CodecFamily::minifloat && info(recipe.element).bits > 4;
     if (scaled.shape().size() != 2 || !has_blocks_of_rows(layout) || !coded || !floats || layout != recipe.layout)
-        throw_type("scaled must be a matrix with E8M0 scales of blocks of single rows and one code to a byte, got " +
-                   std::string(recipe.name) + " of shape " + to_string(scaled.shape()));
+        throw_type("scaled must be a matrix with E8M0 scales of blocks of single rows and one code to a byte, got ",
+                   recipe.name, " of shape ", scaled.shape());
     if (scaled.shape()[0] % layout.block_n != 0)
-        throw_value("scaled must have a multiple of " + std::to_string(layout.block_n) +
-                    " rows, as its blocks are to run along them, got " + std::to_string(scaled.shape()[0]));
+        throw_value("scaled must have a multiple of ", layout.block_n,
+                    " rows, as its blocks are to run along them, got ", scaled.shape()[0]);
     return layout.block_n;
 }
 
@@ -221,8 +221,7 @@ TransposeReport transpose_into(const ScaledTensor& scaled, const CastOutput& out
     check_no_overlap(out, scaled);
     if (rows == 0 || columns == 0) return {};
     if (!element.has_nan && Turning(scaled, group, out).any_nan_scale())
-        throw_value("scaled must have scales that are numbers, as " + std::string(element.name) +
-                    " has no code for NaN");
+        throw_value("scaled must have scales that are numbers, as ", element.name, " has no code for NaN");
     const std::int64_t bands = rows / group, tiles = bands * (columns / group);
     std::atomic<std::int64_t> rounded = 0, lost = 0;
     parallel_for(tiles, std::max<std::int64_t>(1, parallel_grain / (group * group)),

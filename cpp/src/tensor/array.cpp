@@ -6,7 +6,7 @@
 #include <limits>
 #include <new>
 
-#include "breccia/error.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 
@@ -20,15 +20,15 @@ bool is_listed(ElementType type) {
 }
 
 void check_type(ElementType type, std::string_view name) {
-    if (!is_listed(type)) throw_type(std::string(name) + " must have one of the core's types, got an unknown one");
+    if (!is_listed(type)) throw_type(name, " must have one of the core's types, got an unknown one");
 }
 
 // Throws Error unless offsets from the first element, and addresses where there is memory, fit in 63 bits.
 void check_reach(const Array& array, std::string_view name) {
     if (array.size() == 0) return;
     const auto fail = [&] {
-        throw_value(std::string(name) + " must have elements within 2^63 bytes, got shape " + to_string(array.shape) +
-                    " with strides " + to_string(array.strides));
+        throw_value(name, " must have elements within 2^63 bytes, got shape ", array.shape, " with strides ",
+                    array.strides);
     };
     constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
     std::int64_t low = 0, high = static_cast<std::int64_t>(array.type.size());
@@ -50,8 +50,8 @@ void check_reach(const Array& array, std::string_view name) {
 void validate(const Array& array, std::string_view name) {
     check_type(array.type, name);
     if (array.strides.size() != array.rank())
-        throw_value(std::string(name) + " must have one stride for each axis, got shape " + to_string(array.shape) +
-                    " and strides " + to_string(array.strides));
+        throw_value(name, " must have one stride for each axis, got shape ", array.shape, " and strides ",
+                    array.strides);
     element_count(array.shape, array.type.size());
     check_reach(array, name);
 }
@@ -66,7 +66,7 @@ Format parse_format(std::string_view name) {
     std::string known;
     for (const FormatInfo& format : format_table)
         known += (known.empty() ? "'" : ", '") + std::string(format.name) + "'";
-    throw_value("format must be one of " + known + ", got '" + std::string(name) + "'");
+    throw_value("format must be one of ", known, ", got '", name, "'");
 }
 
 ElementType ElementType::parse(std::string_view name) {
@@ -108,15 +108,15 @@ std::string to_string(const Shape& shape) {
 
 std::int64_t element_count(const Shape& shape, std::size_t item_size) {
     if (std::ranges::any_of(shape, [](std::int64_t n) { return n < 0; }))
-        throw_value("shape " + to_string(shape) + " must not have a negative extent");
+        throw_value("shape ", shape, " must not have a negative extent");
     constexpr std::int64_t longest = std::int64_t{1} << 60;  // twice as much is a number still
     if (std::ranges::any_of(shape, [](std::int64_t n) { return n > longest; }))
-        throw_value("shape " + to_string(shape) + " must not have an extent above 2^60");
+        throw_value("shape ", shape, " must not have an extent above 2^60");
     if (std::ranges::find(shape, 0) != shape.end()) return 0;
     std::int64_t count = 1;
     for (const std::int64_t extent : shape) {
         if (extent > std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(item_size) / count)
-            throw_value("shape " + to_string(shape) + " must have fewer than 2^63 bytes");
+            throw_value("shape ", shape, " must have fewer than 2^63 bytes");
         count *= extent;
     }
     return count;
@@ -150,17 +150,17 @@ Array Array::borrow_bytes(const void* first, std::size_t bytes, bool read_only, 
     check_type(type, "array");
     const auto wanted = static_cast<std::size_t>(element_count(shape, type.size())) * type.size();
     if (bytes != wanted)
-        throw_value("memory must have the " + std::to_string(wanted) + " bytes of an array of " + type.name() +
-                    " of shape " + to_string(shape) + ", got " + std::to_string(bytes) + " bytes");
+        throw_value("memory must have the ", wanted, " bytes of an array of ", type.name(), " of shape ", shape,
+                    ", got ", bytes, " bytes");
     Array array = borrow(const_cast<void*>(first), type, std::move(shape));
     array.read_only = read_only;
     return array;
 }
 
 void Array::throw_unreadable(ElementType type, ElementType wanted, std::size_t size) {
-    throw_type("as<T>() of an array of " + type.name() + " needs a T of that type, an integer of " +
-               std::to_string(type.size()) + " bytes or std::byte, got " +
-               (wanted.is_unknown() ? "a T of " + std::to_string(size) + " bytes" : wanted.name()));
+    throw_type("as<T>() of an array of ", type.name(), " needs a T of that type, an integer of ", type.size(),
+               " bytes or std::byte, got ",
+               wanted.is_unknown() ? "a T of " + std::to_string(size) + " bytes" : wanted.name());
 }
 
 void Array::throw_read_only() { throw_value("as<T>() of a read-only array needs a const T, got one that is not"); }

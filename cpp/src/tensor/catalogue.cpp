@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "breccia/error.hpp"
 #include "breccia/recipes.hpp"
 #include "tensor/spelling.hpp"
 
@@ -147,7 +146,7 @@ constexpr FieldSpec nvfp4_fields[] = {
 Recipe build_nvfp4(const FieldNumbers& f) {
     const bool divides = global_scale_form(f), two_level = f["two_level"] != 0;
     if (divides && !two_level)
-        throw_value("global_scale_form='divisor' needs two_level=" + spelled(true) + ", got " + spelled(false) +
+        throw_value("global_scale_form='divisor' needs two_level=", true, ", got ", false,
                     ": there is no global scale to divide by");
     return {.element = nvfp4_format(f),
             .scale = nvfp4_scale(f),
@@ -166,8 +165,8 @@ constexpr FieldSpec int4_fields[] = {{"group_size", Kind::positive, "", 128},
 Recipe build_int4(const FieldNumbers& f) {
     const bool is_signed = f["signed"] != 0, symmetric = f["symmetric"] != 0;
     if (is_signed && !symmetric)
-        throw_value("symmetric=" + spelled(false) + " (a zero point) needs signed=" + spelled(false) +
-                    ", got signed=" + spelled(true) + ": the zero point shifts unsigned codes 0 ... 15");
+        throw_value("symmetric=", false, " (a zero point) needs signed=", false, ", got signed=", true,
+                    ": the zero point shifts unsigned codes 0 ... 15");
     return {.element = is_signed ? format_of<Int4> : format_of<UInt4>,
             .scale = int4_scale(f),
             .layout = Layout::per_block_k(f["group_size"]),
@@ -221,7 +220,7 @@ std::string text_of(const FieldValue& value) {
 }
 
 [[noreturn]] void reject(const FieldSpec& spec, const std::string& requirement, const FieldValue& value) {
-    throw_value(std::string(spec.name) + " must be " + requirement + ", got " + text_of(value));
+    throw_value(spec.name, " must be ", requirement, ", got ", text_of(value));
 }
 
 // 'a', 'b' or 'c'.
@@ -247,7 +246,7 @@ std::int64_t choice_of(const FieldSpec& spec, const FieldValue& value) {
 
 std::int64_t integer_of(const FieldSpec& spec, const FieldValue& value, std::int64_t lowest) {
     const auto* number = std::get_if<std::int64_t>(&value);
-    if (number == nullptr) throw_type(std::string(spec.name) + " must be an integer, got " + text_of(value));
+    if (number == nullptr) throw_type(spec.name, " must be an integer, got ", text_of(value));
     if (*number >= lowest) return *number;
     // The message for a length says ">= 1", that for a block size "> 0": both texts are public.
     reject(spec, spec.name == "amax_history_len" ? ">= 1" : "> 0", value);
@@ -263,10 +262,9 @@ std::int64_t number_of(const FieldSpec& spec, const FieldValue& value) {
             return std::holds_alternative<std::monostate>(value) ? no_number : integer_of(spec, value, 1);
         case Kind::boolean:
             if (const auto* flag = std::get_if<bool>(&value)) return *flag ? 1 : 0;
-            throw_type(std::string(spec.name) + " must be " + spelled(true) + " or " + spelled(false) + ", got " +
-                       text_of(value));
+            throw_type(spec.name, " must be ", true, " or ", false, ", got ", text_of(value));
         case Kind::fixed:
-            if (value != FieldValue(spec.number)) throw_value(std::string(spec.text) + ", got " + text_of(value));
+            if (value != FieldValue(spec.number)) throw_value(spec.text, ", got ", text_of(value));
             break;
     }
     return spec.number;
@@ -325,14 +323,14 @@ std::span<const RecipeRow> catalogue() { return rows; }
 Recipe make_recipe(std::string_view name, const Fields& fields) {
     const auto* row = std::ranges::find_if(
         rows, [&](const RecipeRow& r) { return same_letters(r.name, name) || same_letters(r.short_name, name); });
-    if (row == std::end(rows)) throw_value("there is no recipe named '" + std::string(name) + "'" + suggestion(name));
+    if (row == std::end(rows)) throw_value("there is no recipe named '", name, "'", suggestion(name));
     FieldNumbers numbers(row->fields);
     for (const FieldSpec& spec : row->fields)
         if (const auto given = fields.find(spec.name); given != fields.end())
             numbers[spec.name] = number_of(spec, given->second);
     for (const auto& [field, value] : fields)
         if (std::ranges::find(row->fields, field, &FieldSpec::name) == row->fields.end())
-            throw_type(std::string(name) + " has no field named '" + field + "'");
+            throw_type(name, " has no field named '", field, "'");
     return named(*row, numbers);
 }
 

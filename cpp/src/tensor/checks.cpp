@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "breccia/error.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -48,11 +48,11 @@ bool may_share_elements(const Array& array) {
 
 void check_memory(const Array& array, std::string_view name) {
     if (array.data == nullptr && array.size() != 0)
-        throw_value(std::string(name) + " must be in memory the core can read, got a null pointer");
+        throw_value(name, " must be in memory the core can read, got a null pointer");
 }
 
 void check_writable(const Array& array, const std::string& name) {
-    if (array.read_only) throw_value(name + " must be memory that can be written, got a read-only array");
+    if (array.read_only) throw_value(name, " must be memory that can be written, got a read-only array");
 }
 
 // Codes of a format are bytes, whichever of the names for them an array has.
@@ -71,21 +71,19 @@ void check_part(const Array& part, const std::string& name, const Shape& shape, 
                 std::optional<Format> format) {
     validate(part, name);
     if (!holds(part.type, type, format))
-        throw_type(name + " must be of dtype " + type.name() + ", got " + part.type.name());
-    if (part.shape != shape)
-        throw_value(name + ".shape must be " + to_string(shape) + ", got " + to_string(part.shape));
+        throw_type(name, " must be of dtype ", type.name(), ", got ", part.type.name());
+    if (part.shape != shape) throw_value(name, ".shape must be ", shape, ", got ", part.shape);
     if (!part.is_contiguous())
-        throw_value(name + " must be C-contiguous, got strides " + to_string(part.strides) + " for shape " +
-                    to_string(shape));
+        throw_value(name, " must be C-contiguous, got strides ", part.strides, " for shape ", shape);
     check_memory(part, name);
     check_writable(part, name);
 }
 
-void check_part(const std::optional<Array>& part, const std::string& name, bool wanted, const std::string& recipe,
+void check_part(const std::optional<Array>& part, const std::string& name, bool wanted, std::string_view recipe,
                 const Shape& shape, ElementType type) {
     if (part.has_value() != wanted)
-        throw_value(name + (wanted ? " must be an array for " : " must be left out for ") + recipe + ", got " +
-                    (wanted ? "none" : "an array"));
+        throw_value(name, wanted ? " must be an array for " : " must be left out for ", recipe, ", got ",
+                    wanted ? "none" : "an array");
     if (part) check_part(*part, name, shape, type, std::nullopt);
 }
 
@@ -115,8 +113,7 @@ bool has_blocks_of_rows(const Layout& layout) {
 
 void check_numbers(const Array& array, std::string_view name) {
     if (!array.type.is_number())
-        throw_type(std::string(name) + " must be a float32, float64, float16 or bfloat16 array, got dtype " +
-                   array.type.name());
+        throw_type(name, " must be a float32, float64, float16 or bfloat16 array, got dtype ", array.type.name());
     validate(array, name);
     check_memory(array, name);
 }
@@ -128,8 +125,7 @@ void check_memory(const ScaledTensor& scaled, std::string_view name) {
 void check_operand(const Operand& operand, std::string_view name) {
     if (operand.scaled() != nullptr) return check_memory(*operand.scaled(), name);
     if (!operand.array()->type.is_number())
-        throw_type(std::string(name) +
-                   " must be a ScaledTensor or a float32, float64, float16 or bfloat16 array, got dtype " +
+        throw_type(name, " must be a ScaledTensor or a float32, float64, float16 or bfloat16 array, got dtype ",
                    operand.array()->type.name());
     check_numbers(*operand.array(), name);
 }
@@ -146,18 +142,18 @@ void check_output(const Array& out, const Shape& shape, std::int64_t last) {
 void check_output(const Array& out, const Shape& shape) {
     check_numbers(out, "out");
     check_writable(out, "out");
-    if (out.shape != shape) throw_value("out.shape must be " + to_string(shape) + ", got " + to_string(out.shape));
+    if (out.shape != shape) throw_value("out.shape must be ", shape, ", got ", out.shape);
     if (may_share_elements(out)) throw_value("out must not be a view whose elements share memory");
 }
 
 void check_output(const CastOutput& out, const CastPlan& plan, const Recipe& recipe) {
-    const std::string name(recipe.name);
     const auto scale_format =
         is_coded(recipe.scale) ? std::optional(format_of_scale(recipe.scale)) : std::optional<Format>();
     check_part(out.data, "data", plan.data_shape, plan.data_type, recipe.element);
     check_part(out.scale, "scale", plan.scale_shape, plan.scale_type, scale_format);
-    check_part(out.zero_point, "zero_point", plan.has_zero_point, name, plan.scale_shape, plan.zero_point_type);
-    check_part(out.global_scale, "global_scale", plan.has_global_scale, name, plan.global_scale_shape, DType::float32);
+    check_part(out.zero_point, "zero_point", plan.has_zero_point, recipe.name, plan.scale_shape, plan.zero_point_type);
+    check_part(out.global_scale, "global_scale", plan.has_global_scale, recipe.name, plan.global_scale_shape,
+               DType::float32);
     const Parts parts(out);
     for (const Array* const* a = parts.begin(); a != parts.end(); ++a)
         for (const Array* const* b = a + 1; b != parts.end(); ++b)

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
-#include "breccia/error.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
 
 void check_axis(int axis) {
-    if (axis != -1 && axis != -2) throw_value("axis must be -1 or -2, got " + std::to_string(axis));
+    if (axis != -1 && axis != -2) throw_value("axis must be -1 or -2, got ", axis);
 }
 
 // The logical shape with the last two axes in storage order: (..., rows, columns).
@@ -23,18 +23,17 @@ Shape storage_shape(const Shape& logical, int axis) {
 void check_rank(const Layout& layout, const Shape& logical_shape) {
     const std::size_t least = layout.kind == LayoutKind::per_block_k && layout.axis == -1 ? 1 : 2;
     if (logical_shape.size() < least)
-        throw_value(std::string(name_of(layout.kind)) + ": data must be at least " + std::to_string(least) +
-                    "-D, got " + std::to_string(logical_shape.size()) + "-D");
+        throw_value(name_of(layout.kind), ": data must be at least ", least, "-D, got ", logical_shape.size(), "-D");
 }
 
 }  // namespace
 
 void validate(const Layout& layout) {
     if (layout.kind > LayoutKind::per_block_mn)
-        throw_value("layout.kind must be one of LayoutKind's, got " + std::to_string(static_cast<int>(layout.kind)));
+        throw_value("layout.kind must be one of LayoutKind's, got ", static_cast<int>(layout.kind));
     check_axis(layout.axis);
     const auto check_block = [](const char* name, std::int64_t size) {
-        if (size < 1) throw_value("layout." + std::string(name) + " must be > 0, got " + std::to_string(size));
+        if (size < 1) throw_value("layout.", name, " must be > 0, got ", size);
     };
     const bool tiles = layout.kind == LayoutKind::per_block_mn;
     if (tiles) check_block("block_m", layout.block_m);
@@ -42,7 +41,7 @@ void validate(const Layout& layout) {
 }
 
 Layout Layout::per_block_k(std::int64_t block_size, int axis) {
-    if (block_size <= 0) throw_value("block_size must be > 0, got " + std::to_string(block_size));
+    if (block_size <= 0) throw_value("block_size must be > 0, got ", block_size);
     const Layout layout{LayoutKind::per_block_k, 1, block_size, axis};
     breccia::validate(layout);
     return layout;
@@ -55,8 +54,7 @@ Layout Layout::per_channel(int axis) {
 
 Layout Layout::per_block_mn(std::int64_t block_m, std::int64_t block_n, int axis) {
     if (block_m <= 0 || block_n <= 0)
-        throw_value("block_m and block_n must be > 0, got (" + std::to_string(block_m) + ", " +
-                    std::to_string(block_n) + ")");
+        throw_value("block_m and block_n must be > 0, got (", block_m, ", ", block_n, ")");
     const Layout layout{LayoutKind::per_block_mn, block_m, block_n, axis};
     breccia::validate(layout);
     return layout;
@@ -124,31 +122,29 @@ bool Layout::fits(const Shape& logical_shape, const Shape& scale_shape) const {
 
 void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) const {
     if (fits(logical_shape, scale_shape)) return;
-    const std::string who(name_of(kind));
+    const std::string_view who = name_of(kind);
     if (kind == LayoutKind::per_tensor)
-        throw_value("PerTensor requires a scalar scale (ndim=0), got ndim=" + std::to_string(scale_shape.size()) +
-                    " with shape=" + to_string(scale_shape) +
-                    (element_count(scale_shape) == 1 ? ": pass scale.reshape(())" : ""));
+        throw_value("PerTensor requires a scalar scale (ndim=0), got ndim=", scale_shape.size(),
+                    " with shape=", scale_shape, element_count(scale_shape) == 1 ? ": pass scale.reshape(())" : "");
     if (logical_shape.size() < 2)
-        throw_value(who + ": data must be at least 2-D (M, K), got ndim=" + std::to_string(logical_shape.size()) +
-                    " with shape=" + to_string(logical_shape));
+        throw_value(who, ": data must be at least 2-D (M, K), got ndim=", logical_shape.size(),
+                    " with shape=", logical_shape);
     if (!divides(logical_shape)) {
         const BlockGrid blocks = grid(logical_shape);
-        throw_value(who + ": data.shape[" + std::to_string(axis) + "]=" + std::to_string(blocks.cols) +
-                    " must be divisible by block_size=" + std::to_string(blocks.block_cols));
+        throw_value(who, ": data.shape[", axis, "]=", blocks.cols,
+                    " must be divisible by block_size=", blocks.block_cols);
     }
     const Shape expected = this->scale_shape(logical_shape);
     if (kind == LayoutKind::per_channel) {
         Shape dropped = expected;
         dropped.erase(dropped.end() + axis);
-        throw_value("PerChannel: scale.shape must be one of [" + to_string(dropped) + ", " + to_string(expected) +
-                    "], got " + to_string(scale_shape));
+        throw_value("PerChannel: scale.shape must be one of [", dropped, ", ", expected, "], got ", scale_shape);
     }
     const std::string blocks = kind == LayoutKind::per_block_mn
                                    ? "block_m=" + std::to_string(block_m) + ", block_n=" + std::to_string(block_n)
                                    : "block_size=" + std::to_string(block_n);
-    throw_value(who + ": scale.shape must be " + to_string(expected) + ", got " + to_string(scale_shape) +
-                ", for data of shape " + to_string(logical_shape) + " and " + blocks);
+    throw_value(who, ": scale.shape must be ", expected, ", got ", scale_shape, ", for data of shape ", logical_shape,
+                " and ", blocks);
 }
 
 }  // namespace breccia::inline v0_4

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "breccia/scaled_tensor.hpp"
 
-#include "breccia/error.hpp"
 #include "tensor/checks.hpp"
 #include "tensor/spelling.hpp"
 
@@ -42,8 +41,8 @@ void ScaledTensor::check_data() {
     } else if (type.is_byte()) {
         return;
     }
-    throw_type("data must hold " + std::string(element.name) + " codes (uint8 or " + std::string(element.name) +
-               ") for " + std::string(recipe_.name) + ", got dtype " + type.name());
+    throw_type("data must hold ", element.name, " codes (uint8 or ", element.name, ") for ", recipe_.name,
+               ", got dtype ", type.name());
 }
 
 void ScaledTensor::check_scale() {
@@ -60,9 +59,9 @@ void ScaledTensor::check_scale() {
     else if (recipe_.scale == ScaleType::bfloat16 && type.is_half_word())
         scale_type_ = ScaleType::bfloat16;
     else
-        throw_type("scale must be " +
-                   (coded ? "uint8 or " + name_of(recipe_.scale) + " codes" : "a float32, float16 or bfloat16 array") +
-                   " for " + std::string(recipe_.name) + ", got dtype " + type.name());
+        throw_type("scale must be ",
+                   coded ? "uint8 or " + name_of(recipe_.scale) + " codes" : "a float32, float16 or bfloat16 array",
+                   " for ", recipe_.name, ", got dtype ", type.name());
 }
 
 // Whether 4-bit data is packed follows from its type where that says so, else from the logical shape where it was
@@ -84,8 +83,7 @@ void ScaledTensor::take_shape(const Shape& wanted, bool may_pack, std::size_t pa
     if (may_pack && stored.size() == data_.rank()) stored[pack_axis] = packed_extent(stored[pack_axis]);
     packed_ = may_pack && stored == data_.shape;
     if (!packed_ && (wanted != data_.shape || data_.type.is_packed_codes()))
-        throw_value("shape " + to_string(wanted) + " must be the logical shape of data, whose stored shape is " +
-                    to_string(data_.shape));
+        throw_value("shape ", wanted, " must be the logical shape of data, whose stored shape is ", data_.shape);
     shape_ = wanted;
 }
 
@@ -108,10 +106,9 @@ void ScaledTensor::find_shape(bool may_pack, std::size_t pack_axis) {
     }
     const bool blocks = layout_.kind == LayoutKind::per_block_k || layout_.kind == LayoutKind::per_block_mn;
     if (blocks && layout_.divides(data_.shape))
-        throw_value(std::string(name_of(layout_.kind)) + ": scale.shape must be " +
-                    to_string(layout_.scale_shape(as_packed)) + " for data of shape " + to_string(data_.shape) +
-                    " with two codes per byte, or " + to_string(layout_.scale_shape(data_.shape)) + " with one, got " +
-                    to_string(scale_.shape));
+        throw_value(name_of(layout_.kind), ": scale.shape must be ", layout_.scale_shape(as_packed),
+                    " for data of shape ", data_.shape, " with two codes per byte, or ",
+                    layout_.scale_shape(data_.shape), " with one, got ", scale_.shape);
     packed_ = false;
     shape_ = data_.shape;
 }
@@ -120,39 +117,33 @@ void ScaledTensor::check_zero_point() const {
     const auto& zero_point = extras_.zero_point;
     if (!zero_point) {
         if (recipe_.has_zero_point())
-            throw_value("zero_point is required for " + std::string(recipe_.name) + "(symmetric=" + spelled(false) +
-                        ")");
+            throw_value("zero_point is required for ", recipe_.name, "(symmetric=", false, ")");
         if (recipe_.is_expanded())
-            throw_value("zero_point is required for " + std::string(recipe_.name) + ": it holds the groups' exponents");
+            throw_value("zero_point is required for ", recipe_.name, ": it holds the groups' exponents");
         return;
     }
     if (!recipe_.is_expanded() && info(recipe_.element).family != CodecFamily::integer)
-        throw_value("zero_point must be " + spelled_none() + " for " + std::string(recipe_.name) +
-                    ": only integer codes have one");
+        throw_value("zero_point must be ", spelled_none(), " for ", recipe_.name, ": only integer codes have one");
     if (zero_point->shape != scale_.shape)
-        throw_value("zero_point.shape (" + to_string(zero_point->shape) + ") must match scale.shape (" +
-                    to_string(scale_.shape) + ")");
+        throw_value("zero_point.shape (", zero_point->shape, ") must match scale.shape (", scale_.shape, ")");
     const ElementType type = zero_point->type;
     if (recipe_.is_expanded()) {
         if (type == ElementType(DType::float16)) return;
-        throw_type("zero_point must be a float16 array of exponents for " + std::string(recipe_.name) + ", got dtype " +
-                   type.name());
+        throw_type("zero_point must be a float16 array of exponents for ", recipe_.name, ", got dtype ", type.name());
     }
     const bool integers = type.is_codes() && info(type.format()).family == CodecFamily::integer;
     if (!type.is_byte() && !type.is_number() && !integers)
-        throw_type("zero_point must be an integer or float array, got dtype " + type.name());
+        throw_type("zero_point must be an integer or float array, got dtype ", type.name());
 }
 
 void ScaledTensor::check_global_scale() const {
     const auto& global = extras_.global_scale;
     if (!global) {
-        if (recipe_.two_level)
-            throw_value("global_scale is required for " + std::string(recipe_.name) + "(two_level=" + spelled(true) +
-                        ")");
+        if (recipe_.two_level) throw_value("global_scale is required for ", recipe_.name, "(two_level=", true, ")");
         return;
     }
     if (global->type != ElementType(DType::float32))
-        throw_type("global_scale must be a float32 array, got dtype " + global->type.name());
+        throw_type("global_scale must be a float32 array, got dtype ", global->type.name());
     if (global->size() == 1) return;
     Shape per_matrix = shape_;
     if (per_matrix.size() >= 2) {
@@ -160,7 +151,7 @@ void ScaledTensor::check_global_scale() const {
         per_matrix[per_matrix.size() - 2] = 1;
     }
     if (global->shape != per_matrix)
-        throw_value("global_scale.shape must be () or " + to_string(per_matrix) + ", got " + to_string(global->shape));
+        throw_value("global_scale.shape must be () or ", per_matrix, ", got ", global->shape);
 }
 
 std::int64_t ScaledTensor::nbytes() const {

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <string>
 
-#include "breccia/error.hpp"
 #include "runtime/threads.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -52,10 +52,9 @@ void unpack_group(const std::uint8_t* packed, std::uint8_t* codes) {
 // Calls whole(code, byte) with the places of each group, in parallel, and word(code, byte) for the words after them.
 template <class Whole, class Word>
 void for_each_group(std::size_t size, std::size_t packed, Whole whole, Word word) {
-    if (size % 4 != 0) throw_value("codes must be a multiple of 4, got " + std::to_string(size));
+    if (size % 4 != 0) throw_value("codes must be a multiple of 4, got ", size);
     if (packed != size / 4 * 3)
-        throw_value("packed must have " + std::to_string(size / 4 * 3) + " bytes for " + std::to_string(size) +
-                    " codes, got " + std::to_string(packed));
+        throw_value("packed must have ", size / 4 * 3, " bytes for ", size, " codes, got ", packed);
     const std::int64_t codes = static_cast<std::int64_t>(size), groups = codes / group;
     parallel_for(groups, grain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) whole(i * group, i * group_bytes);

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "breccia/error.hpp"
 #include "runtime/threads.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -166,24 +166,21 @@ void gather_word(const WordShape& shape, const std::uint32_t* words, std::int64_
 
 void check_size(std::size_t size, std::int64_t wanted, const char* name, const WordShape& shape) {
     if (static_cast<std::int64_t>(size) != wanted)
-        throw_value(std::string(name) + " must have " + std::to_string(wanted) + " items for " +
-                    std::to_string(shape.rows) + " x " + std::to_string(shape.columns) + " codes of " +
-                    std::to_string(shape.bits) + " bits, got " + std::to_string(size));
+        throw_value(name, " must have ", wanted, " items for ", shape.rows, " x ", shape.columns, " codes of ",
+                    shape.bits, " bits, got ", size);
 }
 
 void check_gptq(std::size_t words, const WordShape& shape, std::span<const std::int64_t> order, std::size_t codes) {
-    if (shape.bits != 4 && shape.bits != 8) throw_value("bits must be 4 or 8, got " + std::to_string(shape.bits));
+    if (shape.bits != 4 && shape.bits != 8) throw_value("bits must be 4 or 8, got ", shape.bits);
     const std::int64_t per_word = 32 / shape.bits;
     if (shape.rows < 0 || shape.columns < 0 || shape.columns % per_word != 0)
-        throw_value("columns must be a multiple of " + std::to_string(per_word) + ", got " +
-                    std::to_string(shape.columns));
+        throw_value("columns must be a multiple of ", per_word, ", got ", shape.columns);
     check_size(words, shape.columns / per_word * shape.rows, "words", shape);
     check_size(codes, shape.columns * shape.bits / 8 * shape.rows, "codes", shape);
     if (!order.empty()) check_size(order.size(), shape.columns, "order", shape);
     for (const std::int64_t place : order)
         if (place < 0 || place >= shape.columns)
-            throw_value("order must be places of columns, from 0 to " + std::to_string(shape.columns - 1) + ", got " +
-                        std::to_string(place));
+            throw_value("order must be places of columns, from 0 to ", shape.columns - 1, ", got ", place);
 }
 
 // ---- AWQ ------------------------------------------------------------------------------------------------------------
@@ -220,9 +217,9 @@ void transpose_nibbles(std::uint32_t (&words)[per_awq_word][tile_awq_words]) {
 std::int64_t awq_row(std::int64_t n) { return n % tile_awq_words * per_awq_word + awq_places[n / tile_awq_words]; }
 
 void check_awq(std::size_t words, const WordShape& shape, std::size_t codes) {
-    if (shape.bits != 4) throw_value("bits must be 4, got " + std::to_string(shape.bits));
+    if (shape.bits != 4) throw_value("bits must be 4, got ", shape.bits);
     if (shape.rows < 0 || shape.columns < 0 || shape.rows % per_awq_word != 0)
-        throw_value("rows must be a multiple of 8, got " + std::to_string(shape.rows));
+        throw_value("rows must be a multiple of 8, got ", shape.rows);
     check_size(words, shape.columns * (shape.rows / per_awq_word), "words", shape);
     check_size(codes, (shape.columns + 1) / 2 * shape.rows, "codes", shape);
 }
