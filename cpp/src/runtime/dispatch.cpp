@@ -12,27 +12,14 @@
 #include "contract/kernel_table.hpp"
 #include "runtime/threads.hpp"
 
-// A build may leave backends out: cpp/cmake/backends.cmake.
 #if defined(__x86_64__)
 #define BRECCIA_X86 1
-#if !defined(BRECCIA_WITHOUT_AVX2)
-#define BRECCIA_AVX2 1
-#endif
-#if !defined(BRECCIA_WITHOUT_AVX512)
-#define BRECCIA_AVX512 1
-#endif
-#if !defined(BRECCIA_WITHOUT_AVX512_BF16)
-#define BRECCIA_AVX512_BF16 1
-#endif
 #if !defined(BRECCIA_WITHOUT_AMX) && !defined(_WIN32)
 #define BRECCIA_AMX 1
 #endif
 #include <cpuid.h>
 #elif defined(__aarch64__)
 #define BRECCIA_ARM64 1
-#if !defined(BRECCIA_WITHOUT_NEON)
-#define BRECCIA_NEON 1
-#endif
 #endif
 
 #if defined(__linux__)
@@ -42,38 +29,29 @@
 #endif
 
 namespace breccia::inline v0_4 {
+
+// Of every backend. A build may leave some out (cpp/cmake/backends.cmake), whose tables are not used below.
 namespace portable {
 extern constinit const KernelTable kernels;
-}  // namespace portable
-#ifdef BRECCIA_AVX2
+}
 namespace avx2 {
 extern constinit const KernelTable kernels;
-extern constinit const IntegerKernels integer_kernels;
-extern constinit const IntegerKernels integer_vnni_kernels;
+extern constinit const IntegerKernels integer_kernels, integer_vnni_kernels;
 }  // namespace avx2
-#endif
-#ifdef BRECCIA_AVX512
 namespace avx512 {
 extern constinit const KernelTable kernels;
 extern constinit const IntegerKernels integer_kernels;
 }  // namespace avx512
-#endif
-#ifdef BRECCIA_AVX512_BF16
 namespace avx512_bf16 {
 extern constinit const KernelTable kernels;
 }
-#endif
-#ifdef BRECCIA_AMX
 namespace amx {
 extern constinit const ProductKernels matmul_kernels;
 }
-#endif
-#ifdef BRECCIA_NEON
 namespace neon {
 extern constinit const KernelTable kernels;
 extern constinit const IntegerKernels integer_kernels;
 }  // namespace neon
-#endif
 
 namespace {
 
@@ -239,7 +217,7 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_X86
     {.name = "avx2",
      .supported = [] { return features().avx2; },
-#ifdef BRECCIA_AVX2
+#ifndef BRECCIA_WITHOUT_AVX2
      .table =
          [] {
              return with_integers<&avx2::kernels, &avx2::integer_vnni_kernels, &avx2::integer_kernels>(
@@ -249,7 +227,7 @@ constexpr Backend backends[] = {
     },
     {.name = "avx512",
      .supported = [] { return features().avx512; },
-#ifdef BRECCIA_AVX512
+#ifndef BRECCIA_WITHOUT_AVX512
      .table =
          [] {
              return with_integers<&avx512::kernels, &avx512::integer_kernels, &avx2::integer_kernels>(
@@ -259,7 +237,7 @@ constexpr Backend backends[] = {
     },
     {.name = "avx512_bf16",
      .supported = has_avx512_bf16,
-#ifdef BRECCIA_AVX512_BF16
+#ifndef BRECCIA_WITHOUT_AVX512_BF16
      .table = [] { return &avx512_bf16::kernels; }
 #endif
     },
@@ -275,7 +253,7 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_ARM64
     {.name = "neon",
      .supported = [] { return features().neon; },
-#ifdef BRECCIA_NEON
+#ifndef BRECCIA_WITHOUT_NEON
      .table = [] { return with_integers<&neon::kernels, &neon::integer_kernels, nullptr>(features().dotprod); }
 #endif
     },
