@@ -39,9 +39,8 @@ bool pack_terms(const Product& product, const ScaledMatrix* coded, std::int64_t 
     // The kernel writes 32 elements at a time of all vectors that there are.
     const std::int64_t written = to.vectors == to.rows * to.terms ? product.k / 32 * 32 : 0;
     std::fill(to.x.data() + written * to.vectors, to.x.data() + padded_k * to.vectors, std::uint16_t{0});
-    const WorkBuffer<float> chunk(numbers);
+    const auto chunk = WorkBuffer<float>::zeros(numbers);
     const WorkBuffer<std::uint16_t> taken(to.terms > 1 ? numbers : 0);
-    std::fill_n(chunk.data(), numbers, 0.0F);
     for (std::int64_t k = 0; k < product.k; k += panel_k) {
         const std::int64_t count = std::min(panel_k, product.k - k);
         read_activations(product, coded, to.first, to.rows, k, count, scratch, chunk.data(), panel_k);

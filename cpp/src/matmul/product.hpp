@@ -135,6 +135,26 @@ inline bool all_within(std::span<const float> x, int lowest, int highest) {
     return outside == 0;
 }
 
+/// Calls body(i, row) with each activation as floats, and zeros after it up to `padded_k`, until it returns false.
+/// Returns whether it never did. What body writes into the zeros stays there.
+template <class Body>
+bool all_activations(const Product& product, std::int64_t padded_k, Body body) {
+    const auto buffer = WorkBuffer<float>::zeros(padded_k);
+    const std::span row(buffer.data(), static_cast<std::size_t>(padded_k));
+    Scratch scratch;
+    for (std::int64_t i = 0; i < product.total_rows(); ++i) {
+        product.read(i, 1, 0, product.k, scratch, row.data(), product.k);
+        if (!body(i, row)) return false;
+    }
+    return true;
+}
+
+/// The kernel for a format among those that a backend has, or null.
+template <class Kernels, class Base, class Table>
+auto kernel_of(const Kernels* kernels, const Table Base::* table, Format format) {
+    return kernels != nullptr ? (kernels->*table)[static_cast<std::size_t>(format)] : nullptr;
+}
+
 // ---- Activations that are codes: multiplied without their scales, which multiply the sums of their blocks ----
 
 /// The activations where they are codes along K that bfloat16 holds, one matrix of them; else null.
@@ -225,11 +245,8 @@ void for_rows(const ScaledMatrix& w, std::int64_t n, RangeBody body);
 class RowNumbers {
 public:
     RowNumbers(const ScaledMatrix& w, std::int64_t rows, GlobalScale global)
-        : w_(w), global_(global), stride_(w.grid.grid_cols() + 3), scales_(rows * stride_) {
-        std::fill_n(scales_.data(), rows * stride_, 0.0F);
-        if (w.zero_point == nullptr) return;
-        zero_points_ = WorkBuffer<float>(rows * stride_);
-        std::fill_n(zero_points_.data(), rows * stride_, 0.0F);
+        : w_(w), global_(global), stride_(w.grid.grid_cols() + 3), scales_(WorkBuffer<float>::zeros(rows * stride_)) {
+        if (w.zero_point != nullptr) zero_points_ = WorkBuffer<float>::zeros(rows * stride_);
     }
     void read(const KernelTable& table, std::int64_t first, std::int64_t rows) {
         const std::int64_t blocks = w_.grid.grid_cols();

@@ -3,6 +3,7 @@
 // The pool of threads, and each thread's mode of arithmetic and working memory.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -71,6 +72,11 @@ public:
         return *this;
     }
     ~WorkBuffer() { give_work_block(block_); }
+    static WorkBuffer zeros(std::int64_t n) {
+        WorkBuffer made(n);
+        std::fill_n(made.data(), n, T{});
+        return made;
+    }
 
     [[nodiscard]] T* data() const { return static_cast<T*>(block_.data); }
 

@@ -46,8 +46,9 @@ struct Split {
 };
 
 // Activations [first, first + rows) by the weight, one pass over its codes.
-void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(const Gemv&), const Split& split,
-              std::int64_t first, std::int64_t rows) {
+void multiply(const Product& product, const ScaledMatrix& w, const Split& split, std::int64_t first,
+              std::int64_t rows) {
+    const BF16Kernels& bf16 = *product.table.matmul.bf16;
     const std::int64_t padded_k = split.stride, used = split.used;
     // The kernel comes for some numbers of vectors; the rest are rows of zeros.
     std::int64_t vectors = rows * used;
@@ -63,10 +64,11 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
         float* sums = buffer.data();
         float* line = sums + n * vectors;
         std::fill_n(line + n, scales, 0.0F);
-        CodeRows rows_of_w = code_rows(product.table.matmul.bf16->first_level_cache, w, begin, n, line + n);
+        CodeRows rows_of_w = code_rows(bf16.first_level_cache, w, begin, n, line + n);
         if (const PreparedRows& prepared = product.prepared; prepared.special != nullptr)
             rows_of_w.special = prepared.special + begin / special_rows * prepared.special_row_stride;
-        kernel({.w = rows_of_w, .x = x.data(), .vectors = vectors, .out = sums});
+        bf16.gemv[static_cast<std::size_t>(w.element)](
+            {.w = rows_of_w, .x = x.data(), .vectors = vectors, .out = sums});
         for (std::int64_t i = 0; i < rows; ++i) {
             for (std::int64_t j = 0; j < n; ++j) {
                 const float* parts = sums + j * vectors + i * used;
@@ -79,40 +81,30 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
     });
 }
 
-GemvKernel kernel_for(const Product& product, const ScaledMatrix& w) {
-    const BF16Kernels* bf16 = product.table.matmul.bf16;
-    return bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
-}
-
 std::optional<Entry> suits_in_place_bf16(const Product& product, const ScaledMatrix& w) {
-    if (kernel_for(product, w) == nullptr || !readable_in_place(w)) return {};
+    const GemvKernel kernel = kernel_of(product.table.matmul.bf16, &BF16Kernels::gemv, w.element);
+    if (kernel == nullptr || !readable_in_place(w)) return {};
     return Entry{.terms = product.terms()};
 }
 
 Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, const Limits& limits) {
-    const KernelTable& table = product.table;
-    const std::int64_t rows = product.total_rows(), k = product.k;
+    const std::int64_t rows = product.total_rows(), step = row_step(w.packed);
     if (!zero_points_are_small(w)) return Refusal::zero_points;
-    const std::int64_t padded_k = (k + row_step(w.packed) - 1) / row_step(w.packed) * row_step(w.packed);
+    const std::int64_t padded_k = (product.k + step - 1) / step * step;
     const int most = product.precision == Precision::fast ? 1 : 3;
     const WorkBuffer<std::uint16_t> terms(rows * most * padded_k);
     int used = 1;
-    {
-        Scratch scratch;
-        const WorkBuffer<float> buffer(padded_k);
-        const std::span row(buffer.data(), static_cast<std::size_t>(padded_k));
-        for (std::int64_t i = 0; i < rows; ++i) {
-            std::ranges::fill(row, 0.0F);
-            product.read(i, 1, 0, k, scratch, row.data(), k);
-            if (!all_within(row, -100, 100)) return Refusal::range;
-            used = std::max(used, split(table, row, w.packed, most, terms.data() + i * most * padded_k));
-        }
-    }
+    const bool in_range = all_activations(product, padded_k, [&](std::int64_t i, std::span<float> row) {
+        if (!all_within(row, -100, 100)) return false;
+        used = std::max(used, split(product.table, row, w.packed, most, terms.data() + i * most * padded_k));
+        return true;
+    });
+    if (!in_range) return Refusal::range;
     const std::int64_t at_once = max_gemv_vectors / used;
     if (rows > limits.passes * at_once) return Refusal::passes;
     for (std::int64_t first = 0; first < rows; first += at_once) {
         const Split x{.terms = terms.data() + first * most * padded_k, .stride = padded_k, .most = most, .used = used};
-        multiply(product, w, kernel_for(product, w), x, first, std::min(at_once, rows - first));
+        multiply(product, w, x, first, std::min(at_once, rows - first));
     }
     return Refusal::none;
 }

@@ -11,16 +11,12 @@ namespace {
 // Activations in the kernels' order. False where one is so large or so small that a product may leave float32's range
 // though the sum does not.
 bool arrange(const Product& product, const ScaledMatrix& w, std::int64_t stride, float* out) {
-    const WorkBuffer<float> buffer(product.k);
-    const std::span row(buffer.data(), static_cast<std::size_t>(product.k));
-    Scratch scratch;
-    for (std::int64_t i = 0; i < product.total_rows(); ++i) {
-        product.read(i, 1, 0, product.k, scratch, row.data(), product.k);
+    const auto kernel = kernel_of(product.table.matmul.codes_f32, &CodeKernelsF32::arrange, w.element);
+    return all_activations(product, product.k, [&](std::int64_t i, std::span<float> row) {
         if (!all_within(row, -100, 100)) return false;
-        product.table.matmul.codes_f32->arrange[static_cast<std::size_t>(w.element)](
-            {.x = row.data(), .k = product.k, .out = out + i * stride});
-    }
-    return true;
+        kernel({.x = row.data(), .k = product.k, .out = out + i * stride});
+        return true;
+    });
 }
 
 std::optional<Entry> suits_in_place_f32(const Product& product, const ScaledMatrix& w) {
@@ -33,8 +29,7 @@ Refusal by_in_place_f32(const Product& product, const ScaledMatrix& w, const Lim
     const CodeKernelsF32* kernels = table.matmul.codes_f32;
     const std::int64_t activations = product.total_rows(), stride = (product.k + 63) / 64 * 64;
     if (!zero_points_are_small(w)) return Refusal::zero_points;
-    const WorkBuffer<float> x(activations * stride);
-    std::fill_n(x.data(), activations * stride, 0.0F);
+    const auto x = WorkBuffer<float>::zeros(activations * stride);
     if (!arrange(product, w, stride, x.data())) return Refusal::range;
 
     for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {

@@ -74,18 +74,16 @@ std::int64_t steps_of(const Product& product, const ScaledMatrix& w) {
 
 // The activations, where they are INT8 codes that the kernels take as such.
 std::optional<Int8Activations> int8_activations(const Product& product, const ScaledMatrix& w) {
-    const bool has_kernel =
-        product.table.matmul.integers->digits_of_codes[static_cast<std::size_t>(w.element)] != nullptr;
-    if (!has_kernel || product.a.front().scaled_along_k() == nullptr) return {};
+    const auto kernel = kernel_of(product.table.matmul.integers, &IntegerKernels::digits_of_codes, w.element);
+    if (kernel == nullptr || product.a.front().scaled_along_k() == nullptr) return {};
     return Int8Activations::of(product, w);
 }
 
 std::optional<Entry> suits_in_place_integer(const Product& product, const ScaledMatrix& w) {
     const IntegerKernels* kernels = product.table.matmul.integers;
-    const bool has_kernel = kernels != nullptr && kernels->gemv[static_cast<std::size_t>(w.element)] != nullptr;
-    if (!has_kernel || !readable_in_place(w)) return {};
+    if (kernel_of(kernels, &IntegerKernels::gemv, w.element) == nullptr || !readable_in_place(w)) return {};
     if (int8_activations(product, w)) return Entry{.terms = 1, .coded = true};
-    if (kernels->pack_digits[static_cast<std::size_t>(w.element)] == nullptr) return {};
+    if (kernel_of(kernels, &IntegerKernels::pack_digits, w.element) == nullptr) return {};
     return Entry{.terms = product.a.front().bfloat16_terms()};
 }
 
@@ -115,24 +113,17 @@ bool make_digits(const Product& product, const ScaledMatrix& w, const Int8Activa
 
 // Digits of other activations, see PackDigits::run; false where there are too many.
 bool make_digits(const Product& product, const ScaledMatrix& w, std::int64_t run, const IntegerActivations& out) {
-    const KernelTable& table = product.table;
-    const std::int64_t k = product.k, steps = steps_of(product, w), padded_k = steps * row_step(w.packed);
-    const WorkBuffer<float> row(padded_k);
-    std::fill(row.data() + k, row.data() + padded_k, 0.0F);
-    Scratch scratch;
-    for (std::int64_t i = 0; i < product.total_rows(); ++i) {
-        product.read(i, 1, 0, k, scratch, row.data(), k);
-        if (product.precision == Precision::fast) round_to_bfloat16(table, row.data(), k);
-        if (!table.matmul.integers->pack_digits[static_cast<std::size_t>(w.element)](
-                {.x = row.data(),
-                 .steps = steps,
-                 .zero_points = w.zero_point != nullptr,
-                 .scale_type = w.scale_type,
-                 .run = run,
-                 .out = &out[i]}))
-            return false;
-    }
-    return true;
+    const auto pack = kernel_of(product.table.matmul.integers, &IntegerKernels::pack_digits, w.element);
+    const std::int64_t steps = steps_of(product, w);
+    return all_activations(product, steps * row_step(w.packed), [&](std::int64_t i, std::span<float> row) {
+        if (product.precision == Precision::fast) round_to_bfloat16(product.table, row.data(), product.k);
+        return pack({.x = row.data(),
+                     .steps = steps,
+                     .zero_points = w.zero_point != nullptr,
+                     .scale_type = w.scale_type,
+                     .run = run,
+                     .out = &out[i]});
+    });
 }
 
 Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
@@ -159,8 +150,7 @@ Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const
         constexpr std::int64_t longest = 128;
         const std::int64_t at_once = rows == 1 ? longest : 16;
         const std::int64_t count = 4 * w.grid.grid_cols() + 8;  // eight are read at a time
-        const WorkBuffer<float> scales(count);
-        std::fill_n(scales.data(), count, 0.0F);
+        const auto scales = WorkBuffer<float>::zeros(count);
         float line[longest];
         for (std::int64_t first = begin; first < end; first += at_once) {
             const std::int64_t n = std::min(at_once, end - first);

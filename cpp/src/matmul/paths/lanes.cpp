@@ -156,8 +156,7 @@ struct LanePlan {
 };
 
 std::optional<LanePlan> lane_plan(const Product& product, const ScaledMatrix& w) {
-    const BF16Kernels* bf16 = product.table.matmul.bf16;
-    if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.element)] == nullptr) return {};
+    if (kernel_of(product.table.matmul.bf16, &BF16Kernels::lanes, w.element) == nullptr) return {};
     const std::optional<LaneBlocks> blocks = lane_blocks(w);
     if (!blocks) return {};
     LanePlan made{.blocks = *blocks};

@@ -218,10 +218,7 @@ public:
           blocks_(round_up(w.grid.grid_cols(), panel_group)),
           codes_(groups * group_bytes_),
           scales_(groups * blocks_ * panel_group),
-          rows_(panel_group * blocks_) {
-        // Steps past the end meet zeros, which what memory holds may not be multiplied by.
-        std::fill_n(rows_.data(), panel_group * blocks_, 0.0F);
-    }
+          rows_(WorkBuffer<float>::zeros(panel_group * blocks_)) {}
     void read(std::int64_t first, std::int64_t rows) {
         for (std::int64_t at = 0; at < rows; at += panel_group) {
             const std::int64_t n = std::min(panel_group, rows - at), group = at / panel_group;
@@ -245,7 +242,8 @@ private:
     const IntegerPanelKernel& kernel_;
     std::int64_t group_bytes_, blocks_;
     WorkBuffer<std::uint8_t> codes_;
-    WorkBuffer<float> scales_, rows_;
+    WorkBuffer<float> scales_;
+    WorkBuffer<float> rows_;  // steps past the end meet zeros, which what memory holds may not be multiplied by
 };
 
 // Whether scales of codes are such that they may multiply before an activation's do. E4M3 and float16 always are.

@@ -205,8 +205,7 @@ struct TilePlan {
 };
 
 std::optional<TilePlan> tile_plan(const Product& product, const ScaledMatrix& w) {
-    const BF16Kernels* bf16 = product.table.matmul.bf16;
-    if (bf16 == nullptr || bf16->tiles[static_cast<std::size_t>(w.element)] == nullptr) return {};
+    if (kernel_of(product.table.matmul.bf16, &BF16Kernels::tiles, w.element) == nullptr) return {};
     if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return {};
     const std::optional<RowScales> scales = row_scales(w, product.k);
     if (!scales || !zero_points_suit(w, *scales)) return {};
