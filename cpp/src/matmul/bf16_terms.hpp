@@ -27,6 +27,23 @@ struct TermActivations {
     std::vector<float> scales;
 };
 
+/// How a kernel of terms is to be called, whose scales come in such blocks.
+template <class Blocks>
+struct TermPlan {
+    Blocks blocks;
+    const ScaledMatrix* coded;  ///< the activations, where they are multiplied without their scales
+    int terms;
+
+    TermPlan(const Product& product, const Blocks& of_scales, const ScaledMatrix* coded_activations)
+        : blocks(of_scales), coded(coded_activations), terms(coded != nullptr ? 1 : product.terms()) {}
+    /// Activations from `first` on of one call of the kernel, which takes up to 16 vectors.
+    [[nodiscard]] TermActivations pass(std::int64_t first, std::int64_t rows) const {
+        const std::int64_t count = std::min(at_once(), rows - first);
+        return {.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}};
+    }
+    [[nodiscard]] std::int64_t at_once() const { return 16 / terms; }
+};
+
 /// Packs the activations that `to` names, codes of `coded` unless that is null, in the order of codes in doublewords,
 /// padded with zeros to `padded_k` elements: vector t * rows + i is term t of row i. adjust(x, count) changes elements
 /// of a row before. False where a number is neither zero nor within [2^-100, 2^100].

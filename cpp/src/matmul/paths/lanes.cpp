@@ -148,25 +148,16 @@ private:
     Scratch scratch_;
 };
 
-// How the kernel is to be called.
-struct LanePlan {
-    LaneBlocks blocks;
-    const ScaledMatrix* coded = nullptr;  // the activations, where they are multiplied without their scales
-    int terms = 1;
-};
-
-std::optional<LanePlan> lane_plan(const Product& product, const ScaledMatrix& w) {
+std::optional<TermPlan<LaneBlocks>> lane_plan(const Product& product, const ScaledMatrix& w) {
     if (kernel_of(product.table.matmul.bf16, &BF16Kernels::lanes, w.element) == nullptr) return {};
-    const std::optional<LaneBlocks> blocks = lane_blocks(w);
+    std::optional<LaneBlocks> blocks = lane_blocks(w);
     if (!blocks) return {};
-    LanePlan made{.blocks = *blocks};
-    made.coded = codes_that_suit(product, w.packed, made.blocks);
-    made.terms = made.coded != nullptr ? 1 : product.terms();
-    return made;
+    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *blocks);
+    return TermPlan(product, *blocks, coded);
 }
 
 std::optional<Entry> suits_lanes(const Product& product, const ScaledMatrix& w) {
-    const std::optional<LanePlan> how = lane_plan(product, w);
+    const auto how = lane_plan(product, w);
     if (!how) return {};
     // Panels take activations that are codes without their scales, as one term, and short blocks' scales into codes.
     const bool codes_elsewhere = how->coded == nullptr && product.a.front().scaled_along_k() != nullptr;
@@ -177,18 +168,13 @@ std::optional<Entry> suits_lanes(const Product& product, const ScaledMatrix& w) 
 
 Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
     if (product.prepared.zero_points == nullptr && !zero_points_are_small(w)) return Refusal::zero_points;
-    const LanePlan how = *lane_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
-    const std::int64_t rows = product.total_rows(), terms = how.terms;
+    const TermPlan how = *lane_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
+    const std::int64_t rows = product.total_rows();
     OneOrMore<TermActivations> passes;
     Scratch scratch;
-    for (std::int64_t first = 0; first < rows; first += group_rows / terms) {
-        const std::int64_t count = std::min(group_rows / terms, rows - first);
-        TermActivations pass{.first = first,
-                             .rows = count,
-                             .terms = terms,
-                             .vectors = kernel_vectors(count * terms),
-                             .x = {},
-                             .scales = {}};
+    for (std::int64_t first = 0; first < rows; first += how.at_once()) {
+        TermActivations pass = how.pass(first, rows);
+        pass.vectors = kernel_vectors(pass.vectors);
         if (!pack_terms(product, how.coded, round_up(product.k, 32), w.packed ? PairOrder::packed : PairOrder::bytes,
                         pass, scratch, [](float* /*x*/, std::int64_t /*count*/) {}))
             return Refusal::range;

@@ -197,45 +197,34 @@ private:
     WorkBuffer<float> sums_, turned_;
 };
 
-// How the kernel is to be called.
-struct TilePlan {
-    RowScales scales;
-    const ScaledMatrix* coded = nullptr;  // the activations, where they are multiplied without their scales
-    int terms = 1;
-};
-
-std::optional<TilePlan> tile_plan(const Product& product, const ScaledMatrix& w) {
+std::optional<TermPlan<RowScales>> tile_plan(const Product& product, const ScaledMatrix& w) {
     if (kernel_of(product.table.matmul.bf16, &BF16Kernels::tiles, w.element) == nullptr) return {};
     if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return {};
-    const std::optional<RowScales> scales = row_scales(w, product.k);
+    std::optional<RowScales> scales = row_scales(w, product.k);
     if (!scales || !zero_points_suit(w, *scales)) return {};
-    TilePlan made{.scales = *scales};
-    made.coded = codes_that_suit(product, w.packed, made.scales);
-    made.terms = made.coded != nullptr ? 1 : product.terms();
-    return made;
+    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *scales);
+    return TermPlan(product, *scales, coded);
 }
 
 std::optional<Entry> suits_tiles(const Product& product, const ScaledMatrix& w) {
-    const std::optional<TilePlan> how = tile_plan(product, w);
+    const auto how = tile_plan(product, w);
     return how ? std::optional<Entry>({.terms = how->terms, .coded = how->coded != nullptr}) : std::nullopt;
 }
 
 Refusal by_tiles(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
-    const TilePlan how = *tile_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
+    const TermPlan how = *tile_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
     if (!zero_points_are_small(w)) return Refusal::zero_points;
-    if (!scales_fit(w, how.scales)) return Refusal::scales;
-    const std::int64_t rows = product.total_rows(), terms = how.terms, at_once = tile_size / terms;
+    if (!scales_fit(w, how.blocks)) return Refusal::scales;
+    const std::int64_t rows = product.total_rows();
     std::vector<TermActivations> passes;
-    for (std::int64_t first = 0; first < rows; first += at_once) {
-        const std::int64_t count = std::min(at_once, rows - first);
-        passes.push_back(
-            {.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}});
-        if (!pack(product, how.coded, w.packed, how.scales, passes.back())) return Refusal::range;
+    for (std::int64_t first = 0; first < rows; first += how.at_once()) {
+        passes.push_back(how.pass(first, rows));
+        if (!pack(product, how.coded, w.packed, how.blocks, passes.back())) return Refusal::range;
     }
     parallel_for((product.n + tile_size - 1) / tile_size,
                  std::max<std::int64_t>(1, bytes_per_task / (tile_size * w.row_bytes())),
                  [&](std::int64_t begin, std::int64_t end) {
-                     RowsInTiles(product, w, how.scales)
+                     RowsInTiles(product, w, how.blocks)
                          .multiply(passes, begin * tile_size, std::min(end * tile_size, product.n));
                  });
     return Refusal::none;
