@@ -56,9 +56,7 @@ bool cholesky(LowerHalf& a) {
     for (std::int64_t begin = 0; begin < n; begin += panel) {
         const std::int64_t width = std::min(panel, n - begin), rest = n - begin;
         // Takes from every row that is left its product with the columns before, a band of rows at a time.
-        Array right = matrix(a.row(begin), {width, begin}, a.stride(begin));
-        std::swap(right.shape[0], right.shape[1]);
-        std::swap(right.strides[0], right.strides[1]);
+        const Array right = matrix(a.row(begin), {width, begin}, a.stride(begin)).transposed();
         for (std::int64_t row = begin; begin > 0 && row < n;) {
             const std::int64_t end = std::min(n, (row / LowerHalf::band + 1) * LowerHalf::band);
             matmul_into(matrix(a.row(row), {end - row, begin}, a.stride(row)), right,

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <tuple>
 
 #include "contract/kernel_table.hpp"
 #include "quantize/paired_rows.hpp"
@@ -128,15 +129,10 @@ Partial compare_tile(const PairedRows& rows, std::int64_t tile, const KernelTabl
                      const CompareKernels& kernels) {
     Partial sums;
     RowReader first(rows.first(), rows), second(rows.second(), rows);
-    RunComparer<float> floats(kernels.add, sums);
-    RunComparer<double> doubles(kernels.add_doubles, sums);
+    std::tuple comparers(RunComparer<float>(kernels.add, sums), RunComparer<double>(kernels.add_doubles, sums));
     rows.for_each_run(tile, [&](const Run& run) {
-        read_pair(table, first, second, run, [&]<class T>(const T* x, const T* y) {
-            if constexpr (std::is_same_v<T, float>)
-                floats.add(x, y, run);
-            else
-                doubles.add(x, y, run);
-        });
+        read_pair(table, first, second, run,
+                  [&]<class T>(const T* x, const T* y) { std::get<RunComparer<T>>(comparers).add(x, y, run); });
     });
     return sums;
 }

@@ -37,13 +37,11 @@ public:
         each.insert(each.end(), one.begin(), one.end());
         batch_ = batch_shape(moments.shape);
         if (moments.shape != one && moments.shape != each) {
-            if (has_runs(batch_shape(shape))) {
-                run_ = moments.shape.back();
-                batch_.pop_back();
-            } else {
+            if (!has_runs(batch_shape(shape)))
                 throw_value("moments must be ", one, each.size() > 2 ? " or " + to_string(each) : "",
                             " for w of shape ", shape, ", got shape ", moments.shape);
-            }
+            run_ = moments.shape.back();
+            batch_.pop_back();
         }
         Shape diagonals = batch_;
         diagonals.push_back(columns_);

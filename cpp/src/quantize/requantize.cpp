@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <utility>
-#include <vector>
 
-#include "breccia/error.hpp"
 #include "breccia/ops.hpp"
 #include "quantize/quantizer.hpp"
 #include "quantize/stored_blocks.hpp"
@@ -22,15 +20,11 @@ bool copied(const ScaledTensor& scaled, const CastOutput& out) {
     if (scaled.zero_point().has_value() != out.zero_point.has_value() ||
         scaled.global_scale().has_value() != out.global_scale.has_value())
         return false;
-    std::vector<std::pair<const Array*, const Array*>> parts{{&scaled.data(), &out.data},
-                                                             {&scaled.scale(), &out.scale}};
-    if (out.zero_point) parts.emplace_back(&*scaled.zero_point(), &*out.zero_point);
-    if (out.global_scale) parts.emplace_back(&*scaled.global_scale(), &*out.global_scale);
-    const auto alike = [](const auto& part) {
-        return part.first->type == part.second->type && part.first->shape == part.second->shape;
-    };
-    if (!std::all_of(parts.begin(), parts.end(), alike)) return false;
-    for (const auto& [from, to] : parts) copy_elements(*from, to->as<std::byte>());
+    const auto alike = [](const Array* a, const Array* b) { return a->type == b->type && a->shape == b->shape; };
+    const Parts parts(scaled), to(out);
+    if (!std::ranges::equal(parts, to, alike)) return false;
+    const Array* const* target = to.begin();
+    for (const Array* part : parts) copy_elements(*part, (*target++)->as<std::byte>());
     return true;
 }
 

@@ -10,8 +10,6 @@ namespace {
 // Bytes a row of n values takes when two share a byte.
 std::int64_t packed_extent(std::int64_t n) { return (n + 1) / 2; }
 
-std::int64_t bytes_of(const Array& array) { return array.size() * static_cast<std::int64_t>(array.type.size()); }
-
 }  // namespace
 
 ScaledTensor::ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout, Extras extras)
@@ -155,9 +153,8 @@ void ScaledTensor::check_global_scale() const {
 }
 
 std::int64_t ScaledTensor::nbytes() const {
-    std::int64_t total = bytes_of(data_) + bytes_of(scale_);
-    if (extras_.zero_point) total += bytes_of(*extras_.zero_point);
-    if (extras_.global_scale) total += bytes_of(*extras_.global_scale);
+    std::int64_t total = 0;
+    for (const Array* part : Parts(*this)) total += part->size() * static_cast<std::int64_t>(part->type.size());
     return total;
 }
 
