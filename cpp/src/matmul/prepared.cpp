@@ -49,7 +49,7 @@ bool readable(ScaleType type, const std::byte* codes, std::int64_t n) {
 }
 
 bool readable_zero_points(const ScaledMatrix& w) {
-    return w.zero_point == nullptr || (w.element == format_of<UInt4> && zero_points_are_bytes(w));
+    return w.zero_point.data == nullptr || (w.element == format_of<UInt4> && zero_points_are_bytes(w));
 }
 
 bool is_special(const std::uint8_t* codes, std::int64_t n) {
@@ -128,7 +128,7 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
         return true;
     };
     if (!is_coded(first.scale_type) || !interleave_all(first.scale_type)) interleave_all(ScaleType::float32);
-    if (first.zero_point == nullptr) return result;
+    if (first.zero_point.data == nullptr) return result;
     const std::int64_t zero_bytes = blocks->stored * lanes;
     const Array zeros = allocate(zero_bytes);
     result->zero_points = zeros;
@@ -232,8 +232,8 @@ bool interleave_scales(const KernelTable& table, const ScaledMatrix& w, const La
     const std::int64_t item = is_coded(type) ? 1 : sizeof(float), bytes = cols * blocks.repeats * item;
     const std::int64_t whole = blocks.group_bytes(type) / lanes;  // of one row
     if (bytes < whole) std::memset(out, 0, static_cast<std::size_t>(blocks.group_bytes(type)));
-    ByteRows from{.data = w.scale, .stride = w.scale_row_stride, .first = row, .each = w.grid.block_rows};
-    const bool as_they_lie = type == w.scale_type && blocks.repeats == 1 && (cols == 1 || w.scale_col_stride == item);
+    ByteRows from{.data = w.scale.data, .stride = w.scale.row_stride, .first = row, .each = w.grid.block_rows};
+    const bool as_they_lie = type == w.scale_type && blocks.repeats == 1 && (cols == 1 || w.scale.col_stride == item);
     if (is_coded(type)) {
         if (!as_they_lie) return false;
         for (std::int64_t r = 0; r < rows; ++r)
@@ -257,13 +257,14 @@ void interleave_zero_points(const KernelTable& table, const ScaledMatrix& w, con
                             Scratch& scratch, std::byte* out) {
     const std::int64_t rows = std::min(lanes, w.grid.rows - row), bytes = w.grid.grid_cols() * blocks.repeats;
     if (bytes < blocks.stored) std::memset(out, 0, static_cast<std::size_t>(blocks.stored * lanes));
-    ByteRows from{.data = w.zero_point, .stride = w.zero_row_stride, .first = row, .each = w.grid.block_rows};
-    if (blocks.repeats != 1 || (bytes > 1 && w.zero_col_stride != 1)) {
+    ByteRows from{
+        .data = w.zero_point.data, .stride = w.zero_point.row_stride, .first = row, .each = w.grid.block_rows};
+    if (blocks.repeats != 1 || (bytes > 1 && w.zero_point.col_stride != 1)) {
         scratch.codes.resize(static_cast<std::size_t>(rows * bytes));
         for (std::int64_t r = 0; r < rows; ++r)
             for (std::int64_t i = 0; i < bytes; ++i)
                 scratch.codes[static_cast<std::size_t>(r * bytes + i)] =
-                    static_cast<std::uint8_t>(from[r][i / blocks.repeats * w.zero_col_stride]);
+                    static_cast<std::uint8_t>(from[r][i / blocks.repeats * w.zero_point.col_stride]);
         from = {.data = reinterpret_cast<const std::byte*>(scratch.codes.data()), .stride = bytes};
     }
     interleave_rows(table, from, rows, bytes, out);

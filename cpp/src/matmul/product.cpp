@@ -15,27 +15,26 @@ bool supported_block(std::int64_t block, std::int64_t k, bool packed) {
 }
 
 bool supported_zero_points(const ScaledMatrix& w) {
-    if (w.zero_point == nullptr) return true;
+    if (w.zero_point.data == nullptr) return true;
     const bool one = w.grid.block_cols >= w.grid.cols;
-    return zero_points_are_bytes(w) && (one || (w.grid.block_cols % row_step(true) == 0 && w.zero_col_stride == 1));
+    return zero_points_are_bytes(w) &&
+           (one || (w.grid.block_cols % row_step(true) == 0 && w.zero_point.col_stride == 1));
 }
 
 // Whether every byte of a grid, plus `shift`, lies in [low, high].
-bool bytes_within(const BlockGrid& grid, const std::byte* data, std::int64_t row_stride, std::int64_t col_stride,
-                  int shift, int low, int high) {
-    const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
-    const std::int64_t rows = row_stride == 0 ? 1 : grid.grid_rows(), cols = grid.grid_cols();
+bool bytes_within(const BlockGrid& grid, const GridView& view, int shift, int low, int high) {
+    const std::int64_t rows = view.row_stride == 0 ? 1 : grid.grid_rows(), cols = grid.grid_cols();
     const auto first = static_cast<std::uint8_t>(low - shift), span = static_cast<std::uint8_t>(high - low);
     bool within = true;
     for (std::int64_t i = 0; i < rows; ++i) {
-        const std::uint8_t* row = bytes + i * row_stride;
+        const auto* row = reinterpret_cast<const std::uint8_t*>(view.at(i, 0));
         std::uint8_t largest = 0;
-        if (col_stride == 1)
+        if (view.col_stride == 1)
             for (std::int64_t j = 0; j < cols; ++j)
                 largest = std::max(largest, static_cast<std::uint8_t>(row[j] - first));
         else
             for (std::int64_t j = 0; j < cols; ++j)
-                largest = std::max(largest, static_cast<std::uint8_t>(row[j * col_stride] - first));
+                largest = std::max(largest, static_cast<std::uint8_t>(row[j * view.col_stride] - first));
         within &= largest <= span;
     }
     return within;
@@ -129,7 +128,7 @@ void* Product::in_place(DType dtype, std::int64_t row, std::int64_t rows, std::i
 
 const ScaledMatrix* coded_activations(const Product& product) {
     const ScaledMatrix* a = product.a.front().scaled_along_k();
-    const bool suits = a != nullptr && product.a.size() == 1 && a->zero_point == nullptr &&
+    const bool suits = a != nullptr && product.a.size() == 1 && a->zero_point.data == nullptr &&
                        info(a->element).family != CodecFamily::exponent;
     return suits ? a : nullptr;
 }
@@ -140,9 +139,8 @@ void read_activations(const Product& product, const ScaledMatrix* coded, std::in
     static constexpr float one = 1;
     ScaledMatrix codes = *coded;
     codes.global_scale = 1;
-    codes.scale = reinterpret_cast<const std::byte*>(&one);
+    codes.scale = {.data = reinterpret_cast<const std::byte*>(&one)};
     codes.scale_type = ScaleType::float32;
-    codes.scale_row_stride = codes.scale_col_stride = 0;
     for (std::int64_t i = 0; i < rows; ++i) codes.read(product.table, first + i, k, count, scratch, out + i * stride);
 }
 
@@ -152,7 +150,7 @@ std::optional<Int8Activations> Int8Activations::of(const Product& product, const
     const ScaledMatrix* front = product.a.front().scaled_along_k();
     for (const Rows& rows : product.a) {
         const ScaledMatrix* a = rows.scaled_along_k();
-        if (a == nullptr || a->element != format_of<Int8> || a->zero_point != nullptr ||
+        if (a == nullptr || a->element != format_of<Int8> || a->zero_point.data != nullptr ||
             a->grid.block_cols != front->grid.block_cols)
             return {};
     }
@@ -181,36 +179,32 @@ void Int8Activations::read_scales(std::int64_t row, float* out) const {
 }
 
 bool zero_points_are_bytes(const ScaledMatrix& m) {
-    if (m.zero_point == nullptr) return true;
+    if (m.zero_point.data == nullptr) return true;
     if (m.zero_point_type.is_number() || info(m.element).bits != 4) return false;
     // INT4 codes as zero points are sign-extended or not according to who wrote them.
     return !m.zero_point_type.is_codes() || m.zero_point_type.format() != format_of<Int4>;
 }
 
 bool zero_points_within(const ScaledMatrix& m, int low, int high) {
-    if (m.zero_point == nullptr) return true;
+    if (m.zero_point.data == nullptr) return true;
     if (m.zero_point_type != ElementType::int8()) low = std::max(low, 0);
-    return bytes_within(m.grid, m.zero_point, m.zero_row_stride, m.zero_col_stride, 0, low, high);
+    return bytes_within(m.grid, m.zero_point, 0, low, high);
 }
 
 bool zero_points_are_small(const ScaledMatrix& m) {
     return zero_points_within(m, m.zero_point_type == ElementType::int8() ? -8 : 0, 15);
 }
 
-bool powers_of_two_keep_normal(const ScaledMatrix& m) {
-    return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, -127, -60, 60);
-}
+bool powers_of_two_keep_normal(const ScaledMatrix& m) { return bytes_within(m.grid, m.scale, -127, -60, 60); }
 
-bool e4m3_scales_are_positive(const ScaledMatrix& m) {
-    return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, 0, 0, 0x7E);
-}
+bool e4m3_scales_are_positive(const ScaledMatrix& m) { return bytes_within(m.grid, m.scale, 0, 0, 0x7E); }
 
 bool readable_in_place(const ScaledMatrix& w) {
     const std::int64_t scale_size =
         is_coded(w.scale_type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(w.scale_type)));
     return w.grid.cols > 0 && w.col_stride == 1 && w.packed == is_packed(w.element) &&
            supported_block(w.grid.block_cols, w.grid.cols, w.packed) &&
-           (w.grid.grid_cols() == 1 || w.scale_col_stride == scale_size) && supported_zero_points(w);
+           (w.grid.grid_cols() == 1 || w.scale.col_stride == scale_size) && supported_zero_points(w);
 }
 
 CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
@@ -222,11 +216,11 @@ CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::i
             .block = std::min(w.grid.block_cols, w.grid.cols),
             .first_row = begin,
             .block_rows = w.grid.block_rows,
-            .scales = w.scale,
+            .scales = w.scale.data,
             .scale_type = w.scale_type,
-            .scale_row_stride = w.scale_row_stride,
-            .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
-            .zero_row_stride = w.zero_row_stride,
+            .scale_row_stride = w.scale.row_stride,
+            .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point.data),
+            .zero_row_stride = w.zero_point.row_stride,
             .scale_scratch = scratch,
             .first_level_cache = first_level_cache};
 }

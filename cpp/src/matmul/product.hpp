@@ -204,8 +204,9 @@ bool zero_points_are_small(const ScaledMatrix& m);
 
 /// A row's zero points where they are bytes, `stride` apart in `out`. Inline: the stride is a constant of the caller's.
 inline void read_zero_points(const ScaledMatrix& m, std::int64_t row, std::uint8_t* out, std::int64_t stride) {
-    const std::byte* from = m.zero_point + row / m.grid.block_rows * m.zero_row_stride;
-    const std::int64_t blocks = m.grid.grid_cols(), step = m.zero_col_stride;  // once: bytes of `out` may alias them
+    const std::byte* from = m.zero_point.at(row / m.grid.block_rows, 0);
+    const std::int64_t blocks = m.grid.grid_cols(),
+                       step = m.zero_point.col_stride;  // once: bytes of `out` may alias them
     for (std::int64_t b = 0; b < blocks; ++b) out[b * stride] = static_cast<std::uint8_t>(from[b * step]);
 }
 
@@ -246,7 +247,7 @@ class RowNumbers {
 public:
     RowNumbers(const ScaledMatrix& w, std::int64_t rows, GlobalScale global)
         : w_(w), global_(global), stride_(w.grid.grid_cols() + 3), scales_(WorkBuffer<float>::zeros(rows * stride_)) {
-        if (w.zero_point != nullptr) zero_points_ = WorkBuffer<float>::zeros(rows * stride_);
+        if (w.zero_point.data != nullptr) zero_points_ = WorkBuffer<float>::zeros(rows * stride_);
     }
     void read(const KernelTable& table, std::int64_t first, std::int64_t rows) {
         const std::int64_t blocks = w_.grid.grid_cols();
@@ -254,14 +255,14 @@ public:
             const std::int64_t from = (first + r) / w_.grid.block_rows;
             float* scales = scales_.data() + r * stride_;
             read_scales(table, w_, from, 0, blocks, scales, global_);
-            if (w_.zero_point == nullptr) continue;
+            if (w_.zero_point.data == nullptr) continue;
             float* zero_points = zero_points_.data() + r * stride_;
             for (std::int64_t b = 0; b < blocks; ++b) zero_points[b] = w_.zero_point_at(from, b);
         }
     }
     [[nodiscard]] const float* scales(std::int64_t block = 0) const { return scales_.data() + block; }
     [[nodiscard]] const float* zero_points(std::int64_t block = 0) const {
-        return w_.zero_point == nullptr ? nullptr : zero_points_.data() + block;
+        return w_.zero_point.data == nullptr ? nullptr : zero_points_.data() + block;
     }
     [[nodiscard]] std::int64_t stride() const { return stride_; }
 

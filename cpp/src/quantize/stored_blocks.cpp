@@ -66,7 +66,7 @@ void StoredBlocks::scales(const BlockRange& first, std::int64_t count, float* ou
 const std::uint8_t* StoredBlocks::codes(Format format, std::int64_t matrix, std::int64_t row) const {
     const ScaledMatrix& stored = matrices_[static_cast<std::size_t>(matrix)];
     const bool alike = axis_ == -1 && stored.element == format && stored.packed && stored.col_stride == 1;
-    return alike && stored.zero_point == nullptr ? stored.data + row * stored.row_stride : nullptr;
+    return alike && stored.zero_point.data == nullptr ? stored.data + row * stored.row_stride : nullptr;
 }
 
 }  // namespace breccia::inline v0_4

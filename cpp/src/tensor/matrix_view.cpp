@@ -40,13 +40,6 @@ std::int64_t col_stride_of(const Array& array, int axis) {
     return has_steps(array, axis) ? array.strides.end()[axis] : static_cast<std::int64_t>(array.type.size());
 }
 
-// Scales or zero points of one matrix of the batch, as a (rows, columns) grid in storage order: with stride 0 along an
-// axis that the array does not have.
-struct GridView {
-    const std::byte* data = nullptr;
-    std::int64_t row_stride = 0, col_stride = 0;
-};
-
 GridView grid_view(const Array& array, const ScaledTensor& scaled, const Shape& batch, std::int64_t index) {
     const auto* data = array.as<const std::byte>();
     const Layout& layout = scaled.layout();
@@ -140,12 +133,10 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     m.col_stride = col_stride_of(data, layout.axis);
 
     m.scale_type = scaled.scale_type();
-    const GridView scales = grid_view(scaled.scale(), scaled, batch, index);
-    m.scale = scales.data, m.scale_row_stride = scales.row_stride, m.scale_col_stride = scales.col_stride;
+    m.scale = grid_view(scaled.scale(), scaled, batch, index);
     m.expanded = scaled.recipe().is_expanded();
     if (const auto& zero_point = scaled.zero_point()) {
-        const GridView zeros = grid_view(*zero_point, scaled, batch, index);
-        m.zero_point = zeros.data, m.zero_row_stride = zeros.row_stride, m.zero_col_stride = zeros.col_stride;
+        m.zero_point = grid_view(*zero_point, scaled, batch, index);
         m.zero_point_type = zero_point->type;
     }
     if (const auto& global = scaled.global_scale()) {
@@ -157,12 +148,12 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
 }
 
 float ScaledMatrix::scale_at(std::int64_t block_row, std::int64_t block_col) const {
-    return with_global(load_scale(scale + block_row * scale_row_stride + block_col * scale_col_stride, scale_type));
+    return with_global(load_scale(scale.at(block_row, block_col), scale_type));
 }
 
 float ScaledMatrix::zero_point_at(std::int64_t block_row, std::int64_t block_col) const {
-    if (zero_point == nullptr) return 0;
-    const std::byte* p = zero_point + block_row * zero_row_stride + block_col * zero_col_stride;
+    if (zero_point.data == nullptr) return 0;
+    const std::byte* p = zero_point.at(block_row, block_col);
     if (zero_point_type.is_number()) return load_number<float>(p, zero_point_type.dtype());
     const auto byte = static_cast<std::uint8_t>(*p);
     if (zero_point_type.is_codes()) return info(zero_point_type.format()).decode(byte);
@@ -172,11 +163,11 @@ float ScaledMatrix::zero_point_at(std::int64_t block_row, std::int64_t block_col
 
 void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
                  std::int64_t n, float* out, GlobalScale global) {
-    const std::byte* p = m.scale + block_row * m.scale_row_stride + first * m.scale_col_stride;
+    const std::byte* p = m.scale.at(block_row, first);
     const bool coded = is_coded(m.scale_type);
     const std::size_t size = coded ? 1 : size_of(static_cast<DType>(m.scale_type));
     const bool contiguous =
-        m.scale_col_stride == static_cast<std::int64_t>(size) && reinterpret_cast<std::uintptr_t>(p) % size == 0;
+        m.scale.col_stride == static_cast<std::int64_t>(size) && reinterpret_cast<std::uintptr_t>(p) % size == 0;
     if (contiguous && coded) {
         const float one = 1;
         kernels.dequantize.row(format_of_scale(m.scale_type), {.codes = reinterpret_cast<const std::uint8_t*>(p),
@@ -190,7 +181,7 @@ void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t
     } else if (contiguous) {
         kernels.dequantize.load[static_cast<std::size_t>(m.scale_type)](p, n, out);
     } else {
-        for (std::int64_t i = 0; i < n; ++i) out[i] = load_scale(p + i * m.scale_col_stride, m.scale_type);
+        for (std::int64_t i = 0; i < n; ++i) out[i] = load_scale(p + i * m.scale.col_stride, m.scale_type);
     }
     if (global == GlobalScale::applied && m.global_scale != 1)
         for (std::int64_t i = 0; i < n; ++i) out[i] = m.with_global(out[i]);
@@ -225,7 +216,7 @@ void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64
     const std::int64_t block_row = row / grid.block_rows;
     scratch.scales.resize(static_cast<std::size_t>(blocks));
     read_scales(kernels, *this, block_row, first_block, blocks, scratch.scales.data(), GlobalScale::applied);
-    if (zero_point != nullptr) {
+    if (zero_point.data != nullptr) {
         scratch.zero_points.resize(static_cast<std::size_t>(blocks));
         for (std::int64_t i = 0; i < blocks; ++i)
             scratch.zero_points[static_cast<std::size_t>(i)] = zero_point_at(block_row, first_block + i);
@@ -235,7 +226,7 @@ void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64
                              .count = n,
                              .block = grid.block_cols,
                              .scales = scratch.scales.data(),
-                             .zero_points = zero_point != nullptr ? scratch.zero_points.data() : nullptr,
+                             .zero_points = zero_point.data != nullptr ? scratch.zero_points.data() : nullptr,
                              .packed = packed,
                              .out = out};
     if (expanded) return read_expanded(kernels, part, scratch, dtype);

@@ -97,6 +97,16 @@ struct Scratch {
     std::vector<std::int32_t> amax;
 };
 
+/// Scales or zero points of one matrix, as a (rows, columns) grid in storage order: with stride 0 along an axis that
+/// the array does not have.
+struct GridView {
+    const std::byte* data = nullptr;              ///< null where there are none
+    std::int64_t row_stride = 0, col_stride = 0;  // bytes
+    [[nodiscard]] const std::byte* at(std::int64_t row, std::int64_t col) const {
+        return data + row * row_stride + col * col_stride;
+    }
+};
+
 /// One matrix of a ScaledTensor.
 struct ScaledMatrix {
     Format element{};
@@ -105,11 +115,8 @@ struct ScaledMatrix {
     const std::uint8_t* data = nullptr;
     std::int64_t row_stride = 0, col_stride = 0;  // bytes; columns step by byte, two codes where packed
     ScaleType scale_type = ScaleType::float32;
-    const std::byte* scale = nullptr;
-    std::int64_t scale_row_stride = 0, scale_col_stride = 0;
-    const std::byte* zero_point = nullptr;
+    GridView scale, zero_point;
     ElementType zero_point_type;
-    std::int64_t zero_row_stride = 0, zero_col_stride = 0;
     bool expanded = false;  ///< the zero points are exponents
     float global_scale = 1;
     bool global_divides = false;

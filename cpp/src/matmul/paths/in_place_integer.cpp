@@ -103,7 +103,7 @@ bool make_digits(const Product& product, const ScaledMatrix& w, const Int8Activa
                  .scales = scales.data(),
                  .blocks = a.blocks(),
                  .block = a.block(),
-                 .zero_points = w.zero_point != nullptr,
+                 .zero_points = w.zero_point.data != nullptr,
                  .scale_type = w.scale_type,
                  .out = &out[i]}))
             return false;
@@ -119,7 +119,7 @@ bool make_digits(const Product& product, const ScaledMatrix& w, std::int64_t run
         if (product.precision == Precision::fast) round_to_bfloat16(product.table, row.data(), product.k);
         return pack({.x = row.data(),
                      .steps = steps,
-                     .zero_points = w.zero_point != nullptr,
+                     .zero_points = w.zero_point.data != nullptr,
                      .scale_type = w.scale_type,
                      .run = run,
                      .out = &out[i]});
@@ -135,7 +135,7 @@ Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const
     const IntegerActivations x(rows, steps_of(product, w));
     const std::optional<Int8Activations> coded = int8_activations(product, w);
     const bool as_codes = coded && make_digits(product, w, *coded, x);
-    const bool prepared = rows == 1 && !as_codes && product.prepared.codes != nullptr && w.zero_point == nullptr &&
+    const bool prepared = rows == 1 && !as_codes && product.prepared.codes != nullptr && w.zero_point.data == nullptr &&
                           kernels->lanes[element] != nullptr;
     const std::optional<LaneBlocks> blocks = prepared ? lane_blocks(w) : std::nullopt;
     const std::int64_t run = blocks ? doublewords_to_a_run(*blocks, w.packed) : 0;

@@ -54,7 +54,7 @@ public:
           w_(w),
           blocks_(blocks),
           scales_(blocks.group_bytes(ScaleType::float32)),
-          zero_points_(w.zero_point != nullptr ? zero_bytes() : 0) {}
+          zero_points_(w.zero_point.data != nullptr ? zero_bytes() : 0) {}
 
     void multiply(const OneOrMore<TermActivations>& passes, std::int64_t begin, std::int64_t end) {
         for (std::int64_t group = begin; group < end; group += at_once) {
@@ -83,7 +83,7 @@ private:
                 .rows = n,
                 .scales = prepared.scales + group * blocks_.group_bytes(prepared.scale_type),
                 .scale_type = prepared.scale_type,
-                .zero_points = w_.zero_point != nullptr ? prepared.zero_points + group * zero_bytes() : nullptr,
+                .zero_points = w_.zero_point.data != nullptr ? prepared.zero_points + group * zero_bytes() : nullptr,
                 .out = sums_});
     }
 
@@ -122,7 +122,7 @@ private:
     }
 
     const std::byte* zero_points_of(std::int64_t row) {
-        if (w_.zero_point == nullptr) return nullptr;
+        if (w_.zero_point.data == nullptr) return nullptr;
         interleave_zero_points(product_.table, w_, blocks_, row, scratch_, zero_points_.data());
         return zero_points_.data();
     }

@@ -38,7 +38,7 @@ Plan plan_of(const ScaledMatrix& m, std::int64_t k, KeepNormal keep) {
     if (block >= k) return {.scaling = Scaling::onto_sums, .block = k};
     const bool e2m1 = m.element == format_of<Float4E2M1FN>;
     const bool exact = (m.scale_type == ScaleType::e4m3 && e2m1) || m.scale_type == ScaleType::e8m0;
-    if (exact && block % 16 == 0 && in_chunks(block, k) && m.zero_point == nullptr && may_scale_codes(m, keep))
+    if (exact && block % 16 == 0 && in_chunks(block, k) && m.zero_point.data == nullptr && may_scale_codes(m, keep))
         return {.scaling = Scaling::into_codes, .block = k};
     if (block % 32 == 0) return {.scaling = Scaling::onto_sums, .block = block};
     return {};
@@ -83,7 +83,7 @@ struct Setup {
 // Whether every chunk lies in one block, where blocks are longer than chunks and codes take scales or zero points.
 bool decodes_in_chunks(const Setup& s) {
     const std::int64_t own = s.w.grid.block_cols;
-    if (own < panel_k || (s.plan.scaling != Scaling::into_codes && s.w.zero_point == nullptr)) return true;
+    if (own < panel_k || (s.plan.scaling != Scaling::into_codes && s.w.zero_point.data == nullptr)) return true;
     return std::all_of(s.chunks.begin(), s.chunks.end(),
                        [&](const Chunk& chunk) { return chunk.k / own == (chunk.k + chunk.count - 1) / own; });
 }
@@ -185,43 +185,46 @@ private:
 class BlockBytes {
 public:
     BlockBytes() = default;
-    BlockBytes(const BlockGrid& grid, const std::byte* data, std::int64_t row_stride, std::int64_t col_stride)
+    BlockBytes(const BlockGrid& grid, const GridView& view)
         : grid_(grid),
-          data_(reinterpret_cast<const std::uint8_t*>(data)),
-          row_stride_(row_stride),
-          col_stride_(col_stride),
-          in_place_(data == nullptr || (grid.block_rows == 1 && (col_stride == 1 || grid.grid_cols() == 1))) {}
+          view_(view),
+          in_place_(view.data == nullptr || (grid.block_rows == 1 && (view.col_stride == 1 || grid.grid_cols() == 1))) {
+    }
 
     void take(std::int64_t row, std::int64_t rows) {
-        if (data_ == nullptr) return;
-        first_ = data_ + row / grid_.block_rows * row_stride_;
+        if (view_.data == nullptr) return;
+        first_ = row_at(row);
         if (in_place_) return;
         const std::int64_t cols = grid_.grid_cols();
         gathered_.resize(static_cast<std::size_t>(rows * cols));
         for (std::int64_t i = 0; i < rows; ++i) {
-            const std::uint8_t* from = data_ + (row + i) / grid_.block_rows * row_stride_;
+            const std::uint8_t* from = row_at(row + i);
             for (std::int64_t j = 0; j < cols; ++j)
-                gathered_[static_cast<std::size_t>(i * cols + j)] = from[j * col_stride_];
+                gathered_[static_cast<std::size_t>(i * cols + j)] = from[j * view_.col_stride];
         }
         first_ = gathered_.data();
     }
-    [[nodiscard]] std::int64_t stride() const { return in_place_ ? row_stride_ : grid_.grid_cols(); }
+    [[nodiscard]] std::int64_t stride() const { return in_place_ ? view_.row_stride : grid_.grid_cols(); }
     /// Of the rows taken, or null.
     [[nodiscard]] const std::uint8_t* at(std::int64_t row, std::int64_t block) const {
-        return data_ == nullptr ? nullptr : first_ + row * stride() + block;
+        return view_.data == nullptr ? nullptr : first_ + row * stride() + block;
     }
 
 private:
+    [[nodiscard]] const std::uint8_t* row_at(std::int64_t row) const {
+        return reinterpret_cast<const std::uint8_t*>(view_.at(row / grid_.block_rows, 0));
+    }
+
     BlockGrid grid_;
-    const std::uint8_t *data_ = nullptr, *first_ = nullptr;
-    std::int64_t row_stride_ = 0, col_stride_ = 0;
+    GridView view_;
+    const std::uint8_t* first_ = nullptr;
     bool in_place_ = true;
     std::vector<std::uint8_t> gathered_;
 };
 
 BlockBytes scales_of_codes(const Setup& s) {
     if (s.plan.scaling != Scaling::into_codes) return {};
-    return {s.w.grid, s.w.scale, s.w.scale_row_stride, s.w.scale_col_stride};
+    return {s.w.grid, s.w.scale};
 }
 
 // The part of a weight panel's work that a thread keeps its buffers for.
@@ -373,7 +376,7 @@ std::optional<Setup> set_up(const Product& product, const ScaledMatrix& w, KeepN
     const auto [fine, coarse] = std::minmax(s.plan.block, (s.a != nullptr ? s.a_plan : s.plan).block);
     if (coarse < product.k && coarse % fine != 0) return {};
     s.block = fine;
-    if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return {};
+    if (w.zero_point.data != nullptr && !in_chunks(w.grid.block_cols, product.k)) return {};
     s.blocks = (product.k + s.block - 1) / s.block;
     const PanelShape& most = s.terms > 1 ? bf16->panel_of_terms : bf16->panel;
     // 17 to 32 activations meet so few rows at a time that shorter chunks cost more than they keep in the cache.
@@ -415,7 +418,7 @@ Refusal by_panels_bf16(const Product& product, const ScaledMatrix& w, const Limi
                               .scales = WorkBuffer<float>(n_at_once * s.blocks),
                               .scale_stride = n_at_once,
                               .code_scales = scales_of_codes(s),
-                              .zero_points = {w.grid, w.zero_point, w.zero_row_stride, w.zero_col_stride}};
+                              .zero_points = {w.grid, w.zero_point}};
         });
     }
     return Refusal::none;

@@ -64,7 +64,7 @@ std::int64_t height_of(const PanelHeights& heights, std::int64_t rows) {
 Cut cut_of(const Product& product, const ScaledMatrix& w, const Int8Activations& a) {
     const IntegerPanels& panels = *panels_of(product, w, a);
     const IntegerPanelKernel& kernel = panels.kernels[static_cast<std::size_t>(w.element)];
-    const PanelIntegers& integers = w.zero_point != nullptr ? kernel.with_zero_points : kernel.plain;
+    const PanelIntegers& integers = w.zero_point.data != nullptr ? kernel.with_zero_points : kernel.plain;
     Cut cut{.panels = &panels,
             .kernel = &kernel,
             .steps = round_up(product.k, row_step(w.packed)) / kernel.elements,
@@ -272,7 +272,7 @@ bool differences_are_small(const ScaledMatrix& w) {
 
 std::optional<Entry> suits_panels_integer(const Product& product, const ScaledMatrix& w) {
     const bool in_place = w.col_stride == 1 && w.packed == is_packed(w.element) && zero_points_are_bytes(w) &&
-                          (w.zero_point == nullptr || w.grid.grid_cols() == 1 || w.zero_col_stride == 1);
+                          (w.zero_point.data == nullptr || w.grid.grid_cols() == 1 || w.zero_point.col_stride == 1);
     if (!in_place) return {};
     const std::optional<Int8Activations> a = Int8Activations::of(product, w);
     if (!a || panels_of(product, w, *a) == nullptr) return {};

@@ -32,7 +32,7 @@ std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
         while (own / step % steps != 0) --steps;
         return RowScales{.block_steps = steps, .blocks_per_scale = own / step / steps};
     }
-    const bool in_place = is_coded(w.scale_type) && w.grid.block_rows == 1 && w.scale_col_stride == 1;
+    const bool in_place = is_coded(w.scale_type) && w.grid.block_rows == 1 && w.scale.col_stride == 1;
     const bool powers_of_two = w.scale_type == ScaleType::e8m0;
     if (!w.packed) {
         if (own != byte_block) return {};
@@ -58,7 +58,7 @@ bool scales_fit(const ScaledMatrix& w, const RowScales& how) {
 
 // Whether there are no zero points, or each step of a row has one.
 bool zero_points_suit(const ScaledMatrix& w, const RowScales& how) {
-    return w.zero_point == nullptr || (w.packed && how.code_block_shift == 0 && zero_points_are_bytes(w));
+    return w.zero_point.data == nullptr || (w.packed && how.code_block_shift == 0 && zero_points_are_bytes(w));
 }
 
 // Elements of K whose sums take scales together.
@@ -119,7 +119,7 @@ public:
           how_(how),
           scale_stride_(how.scale_codes ? 0 : w.grid.grid_cols() + tile_size),
           scales_(at_once * scale_stride_),
-          zero_points_(static_cast<std::size_t>(w.zero_point != nullptr ? at_once * scale_stride_ : 0)),
+          zero_points_(static_cast<std::size_t>(w.zero_point.data != nullptr ? at_once * scale_stride_ : 0)),
           sums_(at_once * tile_size),
           turned_(at_once * tile_size) {}
 
@@ -128,7 +128,7 @@ public:
             const std::int64_t n = std::min(at_once, end - row);
             for (std::int64_t r = 0; r < n; ++r) {
                 if (!how_.scale_codes) read_row_scales(row + r, scales_.data() + r * scale_stride_);
-                if (w_.zero_point != nullptr)
+                if (w_.zero_point.data != nullptr)
                     read_zero_points(w_, row + r,
                                      zero_points_.data() + r / tile_size * tile_size * scale_stride_ + r % tile_size,
                                      tile_size);
@@ -164,11 +164,11 @@ private:
              .tile_scales = how_.tile_scales,
              .code_block_shift = how_.code_block_shift,
              .scale_codes = how_.scale_codes
-                                ? reinterpret_cast<const std::uint8_t*>(w_.scale) + row * w_.scale_row_stride
+                                ? reinterpret_cast<const std::uint8_t*>(w_.scale.data) + row * w_.scale.row_stride
                                 : nullptr,
-             .scale_code_stride = how_.scale_codes ? w_.scale_row_stride : 0,
+             .scale_code_stride = how_.scale_codes ? w_.scale.row_stride : 0,
              .scale_type = w_.scale_type,
-             .zero_points = w_.zero_point != nullptr ? zero_points_.data() : nullptr,
+             .zero_points = w_.zero_point.data != nullptr ? zero_points_.data() : nullptr,
              .x_scales = a.scales.empty() ? nullptr : a.scales.data(),
              .x = a.x.data(),
              .vectors = a.vectors,
