@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <variant>
 
 #include "breccia/breccia.h"
 #include "breccia/catalogue.hpp"
@@ -128,11 +129,15 @@ Shape shape_of(const Matrix& matrix, const std::string& name) {
     return shape_of(matrix.batch, matrix.rows, matrix.columns, name + ".");
 }
 
+// What belongs to a breccia_matrix is read alone.
+template <class Matrix>
 Array borrow(const void* memory, ElementType type, const Shape& shape, const std::string& name) {
     if (reinterpret_cast<std::uintptr_t>(memory) % type.size() != 0)
         throw_value(name + " must lie at a multiple of " + std::to_string(type.size()) + " bytes, the size of a " +
                     type.name());
-    return Array::borrow(const_cast<void*>(memory), type, shape);
+    Array array = Array::borrow(const_cast<void*>(memory), type, shape);
+    array.read_only = std::is_same_v<Matrix, breccia_matrix>;
+    return array;
 }
 
 // Of a part that there is none of, which a verb would neither read nor write.
@@ -150,9 +155,7 @@ Array numbers(const Matrix& matrix, const std::string& name) {
     check_null(matrix.global_scale, name + ".global_scale", "numbers");
     if (matrix.dtype < 0 || matrix.dtype >= dtype_count)
         throw_type(name + ".dtype must be a BRECCIA_ type of numbers, got " + std::to_string(matrix.dtype));
-    Array array = borrow(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix, name), name + ".data");
-    array.read_only = std::is_same_v<Matrix, breccia_matrix>;
-    return array;
+    return borrow<Matrix>(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix, name), name + ".data");
 }
 
 template <class Matrix>
@@ -165,22 +168,19 @@ template <class Matrix>
 CastOutput parts(const Matrix& matrix, const CastPlan& plan, const std::string& name) {
     const auto part = [&](const void* memory, ElementType type, const Shape& shape, const char* field) {
         if (memory == nullptr && element_count(shape) != 0) throw_value(name + "." + field + " must not be NULL");
-        Array array = borrow(memory, type, shape, name + "." + field);
-        array.read_only = std::is_same_v<Matrix, breccia_matrix>;
-        return array;
+        return borrow<Matrix>(memory, type, shape, name + "." + field);
     };
     CastOutput out{part(matrix.data, plan.data_type, plan.data_shape, "data"),
                    part(matrix.scale, plan.scale_type, plan.scale_shape, "scale"), std::nullopt, std::nullopt};
-    const auto part_if = [&](bool there_is, const void* memory, ElementType type, const Shape& shape,
-                             const char* field) -> std::optional<Array> {
-        if (there_is) return part(memory, type, shape, field);
-        check_null(memory, name + "." + field, "codes of " + std::string(matrix.recipe->recipe.name));
-        return {};
-    };
-    out.zero_point =
-        part_if(plan.has_zero_point, matrix.zero_point, plan.zero_point_type, plan.scale_shape, "zero_point");
-    out.global_scale =
-        part_if(plan.has_global_scale, matrix.global_scale, DType::float32, plan.global_scale_shape, "global_scale");
+    const std::string owner = "codes of " + std::string(matrix.recipe->recipe.name);
+    if (plan.has_zero_point)
+        out.zero_point = part(matrix.zero_point, plan.zero_point_type, plan.scale_shape, "zero_point");
+    else
+        check_null(matrix.zero_point, name + ".zero_point", owner);
+    if (plan.has_global_scale)
+        out.global_scale = part(matrix.global_scale, DType::float32, plan.global_scale_shape, "global_scale");
+    else
+        check_null(matrix.global_scale, name + ".global_scale", owner);
     return out;
 }
 
@@ -258,24 +258,15 @@ private:
     breccia_output to_;
 };
 
-// An operand of a product and what it borrows.
-class Side {
-public:
-    Side(const breccia_matrix& matrix, const char* name, bool transpose) {
-        if (matrix.prepared != nullptr || matrix.recipe != nullptr) {
-            scaled_ = scaled(matrix, name);
-            if (transpose) scaled_ = scaled_->transposed();
-            return;
-        }
-        array_ = numbers(matrix, name);
-        if (transpose) array_ = array_.transposed();
-    }
-    [[nodiscard]] Operand operand() const { return scaled_ ? Operand(*scaled_) : Operand(array_); }
-
-private:
-    std::optional<ScaledTensor> scaled_;
-    Array array_;
-};
+// What an operand of a product borrows.
+using Side = std::variant<Array, ScaledTensor>;
+Side side_of(const breccia_matrix& matrix, const char* name) {
+    if (matrix.prepared == nullptr && matrix.recipe == nullptr) return numbers(matrix, name);
+    return scaled(matrix, name);
+}
+Operand operand(const Side& side) {
+    return std::visit([](const auto& x) { return Operand(x); }, side);
+}
 
 // Numbers (1, columns), or a batch of such, without the axis of rows.
 Array row_of(const breccia_matrix* given, const char* name) {
@@ -375,8 +366,13 @@ breccia_status breccia_matmul(const breccia_matrix* a, const breccia_matrix* b, 
     return guarded([&] {
         const breccia_matrix left = taken(a, "a"), right = taken(b, "b");
         const breccia_output to = taken(out, "out");
-        const Side one(left, "a", left.transposed != 0), other(right, "b", right.transposed != 0);
-        matmul_into(one.operand(), other.operand(), numbers(to, "out"), precision_of(options));
+        const auto factor = [](const breccia_matrix& matrix, const char* name) {
+            Side side = side_of(matrix, name);
+            if (matrix.transposed != 0) std::visit([](auto& x) { x = x.transposed(); }, side);
+            return side;
+        };
+        const Side one = factor(left, "a"), other = factor(right, "b");
+        matmul_into(operand(one), operand(other), numbers(to, "out"), precision_of(options));
     });
 }
 
@@ -385,10 +381,10 @@ breccia_status breccia_linear(const breccia_matrix* x, const breccia_matrix* w, 
     return guarded([&] {
         const breccia_matrix left = as_stored(x, "x"), right = as_stored(w, "w");
         const breccia_output to = taken(out, "out");
-        const Side activations(left, "x", false), weight(right, "w", false);
+        const Side activations = side_of(left, "x"), weight = side_of(right, "w");
         std::optional<Array> row;
         if (bias != nullptr) row = row_of(bias, "bias");
-        linear_into(activations.operand(), weight.operand(), row ? &*row : nullptr, numbers(to, "out"),
+        linear_into(operand(activations), operand(weight), row ? &*row : nullptr, numbers(to, "out"),
                     precision_of(options));
     });
 }
@@ -399,13 +395,12 @@ breccia_status breccia_grouped_matmul(const breccia_matrix* x, const breccia_mat
         const breccia_matrix left = as_stored(x, "x"), right = as_stored(w, "w");
         not_null(offsets, "offsets");
         const breccia_output to = taken(out, "out");
-        const Side activations(left, "x", false);
+        const Side activations = side_of(left, "x");
         const ScaledTensor stack = scaled(right, "w");
         if (stack.shape().size() != 3)
             throw_value("w must be a batch of matrices, one to each expert, got shape " + to_string(stack.shape()));
-        grouped_matmul_into(activations.operand(), stack,
-                            {offsets, static_cast<std::size_t>(stack.shape().front()) + 1}, numbers(to, "out"),
-                            precision_of(options));
+        grouped_matmul_into(operand(activations), stack, {offsets, static_cast<std::size_t>(stack.shape().front()) + 1},
+                            numbers(to, "out"), precision_of(options));
     });
 }
 
