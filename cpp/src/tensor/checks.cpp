@@ -59,8 +59,7 @@ void check_writable(const Array& array, const std::string& name) {
 bool holds(ElementType type, ElementType wanted, std::optional<Format> format) {
     if (type == wanted) return true;
     if (wanted == ElementType(DType::bfloat16)) return type.is_half_word();
-    if (!wanted.is_byte()) return false;
-    if (!format) return false;
+    if (!wanted.is_byte() || !format) return false;
     if (type.is_codes()) return type.format() == *format && !is_packed(*format);
     if (type.is_packed_codes()) return type.format() == *format;
     return type.is_byte();

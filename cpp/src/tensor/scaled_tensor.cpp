@@ -34,11 +34,8 @@ void ScaledTensor::check_data() {
     element_count(data_.shape, 2 * data_.type.size());  // two codes per byte
     const FormatInfo& element = info(recipe_.element);
     const ElementType type = data_.type;
-    if (type.is_codes() || type.is_packed_codes()) {
-        if (type.format() == recipe_.element) return;
-    } else if (type.is_byte()) {
-        return;
-    }
+    const bool names_format = type.is_codes() || type.is_packed_codes();
+    if (names_format ? type.format() == recipe_.element : type.is_byte()) return;
     throw_type("data must hold ", element.name, " codes (uint8 or ", element.name, ") for ", recipe_.name,
                ", got dtype ", type.name());
 }

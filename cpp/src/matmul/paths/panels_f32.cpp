@@ -75,8 +75,6 @@ private:
     Scratch scratch_;
 };
 
-std::optional<Entry> suits_panels_f32(const Product& /*product*/) { return Entry{}; }
-
 Refusal by_panels_f32(const Product& product, const Limits& /*limits*/) {
     constexpr std::int64_t rows_at_once = 512;
     const KernelTable& table = product.table;
@@ -108,6 +106,6 @@ Refusal by_panels_f32(const Product& product, const Limits& /*limits*/) {
 }  // namespace
 
 constinit const Path paths::panels_f32{
-    .name = "panels_f32", .suits = suits_panels_f32, .multiply = by_panels_f32, .refusals = {}};
+    .name = "panels_f32", .suits = suits_anything, .multiply = by_panels_f32, .refusals = {}};
 
 }  // namespace breccia::inline v0_4

@@ -46,6 +46,8 @@ struct Path {
     std::array<Refusal, 3> refusals;  ///< all that it may come to; the rest are none
 };
 
+inline std::optional<Entry> suits_anything(const Product& /*product*/) { return Entry{}; }
+
 /// A path for weights whose codes and scales run along K.
 template <std::optional<Entry> (*Suits)(const Product&, const ScaledMatrix&),
           Refusal (*Multiply)(const Product&, const ScaledMatrix&, const Limits&)>

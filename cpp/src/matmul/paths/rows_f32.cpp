@@ -8,8 +8,6 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-std::optional<Entry> suits_rows_f32(const Product& /*product*/) { return Entry{}; }
-
 Refusal by_rows_f32(const Product& product, const Limits& /*limits*/) {
     const KernelTable& table = product.table;
     const std::int64_t rows = product.total_rows();
@@ -39,6 +37,6 @@ Refusal by_rows_f32(const Product& product, const Limits& /*limits*/) {
 }  // namespace
 
 constinit const Path paths::rows_f32{
-    .name = "rows_f32", .suits = suits_rows_f32, .multiply = by_rows_f32, .refusals = {}};
+    .name = "rows_f32", .suits = suits_anything, .multiply = by_rows_f32, .refusals = {}};
 
 }  // namespace breccia::inline v0_4
