@@ -78,11 +78,9 @@ bool cholesky(LowerHalf& a) {
         for (std::int64_t i = 0; i < width; ++i)
             for (std::int64_t j = 0; j <= i; ++j)
                 a.row(begin + i)[begin + j] = static_cast<float>(diagonal[static_cast<std::size_t>(j * panel + i)]);
-        parallel_for(rest - width, 16, [&](std::int64_t first, std::int64_t last) {
-            for (std::int64_t i = first + width; i < last + width; ++i) {
-                subtract(i);
-                substitute(diagonal, width, a.row(begin + i) + begin);
-            }
+        parallel_for_each(rest - width, 16, [&](std::int64_t i) {
+            subtract(width + i);
+            substitute(diagonal, width, a.row(begin + width + i) + begin);
         });
     }
     return true;

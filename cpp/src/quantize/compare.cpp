@@ -233,9 +233,8 @@ Comparison compare(const Operand& reference, const Operand& tensor) {
     const CompareKernels& compare = table.compare;
     const PairedRows rows(reference, tensor);
     std::vector<Partial> partials(static_cast<std::size_t>(rows.tiles()));
-    parallel_for(rows.tiles(), 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t tile = begin; tile < end; ++tile)
-            partials[static_cast<std::size_t>(tile)] = compare_tile(rows, tile, table, compare);
+    parallel_for_each(rows.tiles(), 1, [&](std::int64_t tile) {
+        partials[static_cast<std::size_t>(tile)] = compare_tile(rows, tile, table, compare);
     });
     Comparison result;
     result.count = element_count(reference.shape());

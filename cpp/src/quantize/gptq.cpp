@@ -111,11 +111,8 @@ public:
                 std::stable_sort(begin, end,
                                  [&](std::int64_t a, std::int64_t b) { return diagonal_[at(a)] > diagonal_[at(b)]; });
         }
-        double sum = 0;
-        for (const float h : diagonal_) {
-            sum += static_cast<double>(h);
-            dead_ += h == 0;
-        }
+        const double sum = std::accumulate(diagonal_.begin(), diagonal_.end(), 0.0);
+        dead_ = std::ranges::count(diagonal_, 0.0F);
         const std::int64_t alive = n_ - dead_;
         mean_ = alive == 0 ? 1.0 : sum / static_cast<double>(alive);
         for (damp_ = options.damp;; damp_ = more_damping(damp_)) {
@@ -304,10 +301,8 @@ public:
                 matmul_into(remainders, Array::borrow(shares_.data(), DType::float32, {begin, width}),
                             Array::borrow(fed_.data(), DType::float32, {rows_, width}));
             }
-            parallel_for(rows_, std::max<std::int64_t>(1, (1 << 12) / width),
-                         [&](std::int64_t first, std::int64_t last) {
-                             for (std::int64_t row = first; row < last; ++row) round_row(row, begin, width);
-                         });
+            parallel_for_each(rows_, std::max<std::int64_t>(1, (1 << 12) / width),
+                              [&](std::int64_t row) { round_row(row, begin, width); });
         }
     }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <numeric>
 #include <span>
 
 #include "quantize/exact_two_level.hpp"
@@ -138,9 +139,7 @@ private:
             errors[static_cast<std::size_t>(row.matrix * grid_.rows + row.begin_row)] =
                 weighted_ ? weighted_->error(row, s, scratch) : choice_.squared_error(row, s, scratch);
         });
-        double total = 0;
-        for (const double error : errors) total += error;
-        return total;
+        return std::accumulate(errors.begin(), errors.end(), 0.0);
     }
 
     // Blocks along a row: one pass over the data.

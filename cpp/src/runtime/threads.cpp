@@ -323,10 +323,7 @@ void parallel_for(std::int64_t count, std::int64_t grain, RangeBody body) {
 }
 
 void for_each_large(std::int64_t count, FunctionRef<std::int64_t> body) {
-    const std::int64_t grain = count >= 4 * num_threads() ? 1 : count;
-    parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) body(i);
-    });
+    parallel_for_each(count, count >= 4 * num_threads() ? 1 : count, body);
 }
 
 void set_executor(Executor executor) { other_threads().set(std::move(executor)); }

@@ -40,6 +40,14 @@ using RangeBody = FunctionRef<std::int64_t, std::int64_t>;
 /// there are do the work.
 void parallel_for(std::int64_t count, std::int64_t grain, RangeBody body);
 
+/// Calls body(i) for each i of these ranges.
+template <class Body>
+void parallel_for_each(std::int64_t count, std::int64_t grain, const Body& body) {
+    parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) body(i);
+    });
+}
+
 /// Calls body(i) for i in [0, count), each work that is parallel inside: many are shared out whole, and what is
 /// parallel inside then runs on its thread; a few come one by one.
 void for_each_large(std::int64_t count, FunctionRef<std::int64_t> body);

@@ -25,19 +25,15 @@ std::byte* copy_axes(const Array& from, std::size_t axis, const std::byte* at, s
 // Of -1 and -2.
 constexpr int other_axis(int axis) { return -3 - axis; }
 
-bool has_steps(const Array& array, int axis) {
-    const auto at = static_cast<std::ptrdiff_t>(array.rank()) + axis;
-    return at >= 0 && array.shape[static_cast<std::size_t>(at)] > 1;
-}
-
 // The stride of an axis of one element may be any number, and nothing is computed with it: where there is no second row
 // the stride of rows is 0, and columns lie side by side.
-std::int64_t row_stride_of(const Array& array, int axis) {
-    return has_steps(array, axis) ? array.strides.end()[axis] : 0;
+std::int64_t stride_of(const Array& array, int axis, std::int64_t alone = 0) {
+    const bool has_steps = std::ssize(array.shape) + axis >= 0 && array.shape.end()[axis] > 1;
+    return has_steps ? array.strides.end()[axis] : alone;
 }
 
 std::int64_t col_stride_of(const Array& array, int axis) {
-    return has_steps(array, axis) ? array.strides.end()[axis] : static_cast<std::int64_t>(array.type.size());
+    return stride_of(array, axis, static_cast<std::int64_t>(array.type.size()));
 }
 
 GridView grid_view(const Array& array, const ScaledTensor& scaled, const Shape& batch, std::int64_t index) {
@@ -46,9 +42,9 @@ GridView grid_view(const Array& array, const ScaledTensor& scaled, const Shape& 
     if (layout.kind == LayoutKind::per_tensor) return {.data = data};
     // Only the axes of the batch count. PerChannel may be without its constant axis.
     if (array.rank() < scaled.shape().size())
-        return {.data = data + batch_offset(array, batch, index, 1), .row_stride = row_stride_of(array, -1)};
+        return {.data = data + batch_offset(array, batch, index, 1), .row_stride = stride_of(array, -1)};
     return {.data = data + batch_offset(array, batch, index),
-            .row_stride = row_stride_of(array, other_axis(layout.axis)),
+            .row_stride = stride_of(array, other_axis(layout.axis)),
             .col_stride = col_stride_of(array, layout.axis)};
 }
 
@@ -84,7 +80,7 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
     m.rows = n < 2 ? 1 : array.shape[n - 2];
     if (axis == -2) std::swap(m.rows, m.cols);
     m.col_stride = col_stride_of(array, axis);
-    m.row_stride = row_stride_of(array, other_axis(axis));
+    m.row_stride = stride_of(array, other_axis(axis));
     return m;
 }
 
@@ -129,7 +125,7 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     m.grid.block_cols = std::min(m.grid.block_cols, largest);
     m.packed = scaled.is_packed();
     m.data = data.as<const std::uint8_t>() + batch_offset(data, batch, index);
-    m.row_stride = row_stride_of(data, other_axis(layout.axis));
+    m.row_stride = stride_of(data, other_axis(layout.axis));
     m.col_stride = col_stride_of(data, layout.axis);
 
     m.scale_type = scaled.scale_type();

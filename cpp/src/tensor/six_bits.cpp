@@ -56,9 +56,7 @@ void for_each_group(std::size_t size, std::size_t packed, Whole whole, Word word
     if (packed != size / 4 * 3)
         throw_value("packed must have ", size / 4 * 3, " bytes for ", size, " codes, got ", packed);
     const std::int64_t codes = static_cast<std::int64_t>(size), groups = codes / group;
-    parallel_for(groups, grain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) whole(i * group, i * group_bytes);
-    });
+    parallel_for_each(groups, grain, [&](std::int64_t i) { whole(i * group, i * group_bytes); });
     for (std::int64_t at = groups * group; at < codes; at += 4) word(at, at / 4 * 3);
 }
 

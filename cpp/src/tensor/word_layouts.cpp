@@ -118,19 +118,11 @@ template <class F>
 void for_each_tile(std::int64_t words, std::int64_t rows, F body) {
     const std::int64_t across = (words + tile_words - 1) / tile_words, down = (rows + tile_rows - 1) / tile_rows;
     constexpr std::int64_t grain = 8;  // tiles: 64 KiB
-    parallel_for(across * down, grain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) body(i % across * tile_words, i / across * tile_rows);
-    });
+    parallel_for_each(across * down, grain,
+                      [&](std::int64_t i) { body(i % across * tile_words, i / across * tile_rows); });
 }
 
 // ---- GPTQ -----------------------------------------------------------------------------------------------------------
-
-// Where the codes of a word come from: each from a word of another row, shifted.
-template <int PerWord>
-struct Sources {
-    const std::uint32_t* rows[PerWord];
-    int shifts[PerWord];
-};
 
 // Word r of the matrix whose column j is column order[j] of the given one, whose rows of words are `stride` apart.
 template <int PerWord>
@@ -138,20 +130,21 @@ void gather_word(const std::uint32_t* words, std::int64_t stride, const std::int
                  std::uint32_t flip, std::uint32_t* out) {
     constexpr int bits = 32 / PerWord;
     constexpr std::uint32_t mask = (1U << static_cast<unsigned>(bits)) - 1U;
-    Sources<PerWord> from;
+    const std::uint32_t* rows[PerWord];  // where each code of the word comes from, shifted
+    int shifts[PerWord];
     for (int i = 0; i < PerWord; ++i) {
-        from.rows[i] = words + order[i] / PerWord * stride;
-        from.shifts[i] = static_cast<int>(order[i] % PerWord) * bits;
+        rows[i] = words + order[i] / PerWord * stride;
+        shifts[i] = static_cast<int>(order[i] % PerWord) * bits;
     }
     std::int64_t j = 0;
     for (; j + 4 <= n; j += 4) {
         Words x = Words{} + flip;
-        for (int i = 0; i < PerWord; ++i) x ^= ((load(from.rows[i] + j) >> from.shifts[i]) & mask) << (i * bits);
+        for (int i = 0; i < PerWord; ++i) x ^= ((load(rows[i] + j) >> shifts[i]) & mask) << (i * bits);
         store(out + j, x);
     }
     for (; j < n; ++j) {
         std::uint32_t x = flip;
-        for (int i = 0; i < PerWord; ++i) x ^= ((from.rows[i][j] >> from.shifts[i]) & mask) << (i * bits);
+        for (int i = 0; i < PerWord; ++i) x ^= ((rows[i][j] >> shifts[i]) & mask) << (i * bits);
         out[j] = x;
     }
 }

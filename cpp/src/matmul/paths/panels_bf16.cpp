@@ -88,20 +88,17 @@ bool decodes_in_chunks(const Setup& s) {
                        [&](const Chunk& chunk) { return chunk.k / own == (chunk.k + chunk.count - 1) / own; });
 }
 
-// Packs 16 rows where they lie as bfloat16 numbers: whether they do, and whether they are in range.
-struct Packed {
-    bool in_place, in_range;
-};
-Packed pack_in_place(const Setup& s, std::int64_t first, std::int64_t rows, const Chunk& chunk, std::int64_t width,
-                     std::uint16_t* to) {
+// Packs 16 rows where they lie as bfloat16 numbers, and says whether they are in range.
+std::optional<bool> pack_in_place(const Setup& s, std::int64_t first, std::int64_t rows, const Chunk& chunk,
+                                  std::int64_t width, std::uint16_t* to) {
     PackWords words{.k = chunk.count, .out = to, .width = width};
     for (std::int64_t i = 0; i < rows; ++i) {
         const Rows& a = s.product.a[static_cast<std::size_t>((first + i) / s.product.m)];
         const std::byte* row = a.bfloat16_row((first + i) % s.product.m);
-        if (row == nullptr) return {false, false};
+        if (row == nullptr) return {};
         words.rows[static_cast<std::size_t>(i)] = row + 2 * chunk.k;
     }
-    return {true, s.bf16.pack_words(words)};
+    return s.bf16.pack_words(words);
 }
 
 // Elements of a chunk, to rows of `out` panel_k apart: without what of their scales multiplies sums.
@@ -139,20 +136,18 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
             for (const Chunk& chunk : s.chunks) {
                 const std::int64_t pairs = round_up(chunk.count, 32) / 2, width = grid.width(g / 2);
                 std::uint16_t* to = out.x.data() + s.terms * chunk.k * grid.padded + 2 * packed_offset(g, pairs);
-                const Packed packed = pack_in_place(s, first + g * 16, rows, chunk, width, to);
-                if (packed.in_place) {
-                    if (!packed.in_range) all_in_range = false;
-                    continue;
+                std::optional<bool> in_range = pack_in_place(s, first + g * 16, rows, chunk, width, to);
+                if (!in_range) {
+                    read_chunk(s, first + g * 16, rows, chunk, scratch, group.data());
+                    in_range = s.bf16.pack({.x = group.data(),
+                                            .x_stride = panel_k,
+                                            .k = chunk.count,
+                                            .out = to,
+                                            .width = width,
+                                            .terms = s.terms,
+                                            .term_stride = grid.padded * 2 * pairs});
                 }
-                read_chunk(s, first + g * 16, rows, chunk, scratch, group.data());
-                const bool in_range = s.bf16.pack({.x = group.data(),
-                                                   .x_stride = panel_k,
-                                                   .k = chunk.count,
-                                                   .out = to,
-                                                   .width = width,
-                                                   .terms = s.terms,
-                                                   .term_stride = grid.padded * 2 * pairs});
-                if (!in_range) all_in_range = false;
+                if (!*in_range) all_in_range = false;
             }
             if (s.a != nullptr)
                 read_activation_scales(s, first + g * 16, rows, scratch, out.scales.data() + packed_offset(g, s.blocks),
