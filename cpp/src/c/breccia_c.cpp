@@ -230,33 +230,17 @@ breccia_matrix as_stored(const breccia_matrix* given, const char* name) {
     return matrix;
 }
 
-// What a verb reads and writes that keeps the shape. The verb looks at what it reads before it asks what to write.
-struct Conversion {
-    Conversion(const breccia_matrix* in, const char* name, const breccia_output* out)
-        : from(as_stored(in, name)), name_(name), to_(taken(out, "out")) {}
-    // What to write, of the shape that was read: numbers, or the parts of codes.
-    [[nodiscard]] Array numbers_of(const Shape& given) const {
-        check_shape(given);
-        return numbers(to_, "out");
-    }
-    [[nodiscard]] CastOutput codes_of(const Shape& given) const {
-        check_shape(given);
-        return parts(to_, plan_cast(given, recipe()), "out");
-    }
-    [[nodiscard]] const Recipe& recipe() const { return recipe_of(to_, "out"); }
-
-    breccia_matrix from;
-
-private:
-    void check_shape(const Shape& given) const {
-        const Shape made = shape_of(to_, "out");
-        if (given != made)
-            throw_value("out must have the shape of " + std::string(name_) + ", " + to_string(given) + ", got " +
-                        to_string(made));
-    }
-    const char* name_;
-    breccia_output to_;
-};
+// The verbs that keep the shape look at what they read, which is `given` and of that name, before they ask what to
+// write.
+void check_shape(const breccia_output& out, const Shape& given, const std::string& name) {
+    const Shape made = shape_of(out, "out");
+    if (given != made)
+        throw_value("out must have the shape of " + name + ", " + to_string(given) + ", got " + to_string(made));
+}
+CastOutput codes_to_write(const breccia_output& out, const Shape& given, const std::string& name) {
+    check_shape(out, given, name);
+    return parts(out, plan_cast(given, recipe_of(out, "out")), "out");
+}
 
 // What an operand of a product borrows.
 using Side = std::variant<Array, ScaledTensor>;
@@ -337,27 +321,31 @@ breccia_status breccia_part_sizes(const breccia_recipe* recipe, int64_t batch, i
 
 breccia_status breccia_cast(const breccia_matrix* x, const breccia_output* out, const breccia_cast_options* options) {
     return guarded([&] {
-        const Conversion c(x, "x", out);
-        const Array given = numbers(c.from, "x");
-        const CastOutput codes = c.codes_of(given.shape);
-        cast_into(given, c.recipe(), codes, cast_options(options));
+        const breccia_matrix from = as_stored(x, "x");
+        const breccia_output to = taken(out, "out");
+        const Array given = numbers(from, "x");
+        const CastOutput codes = codes_to_write(to, given.shape, "x");
+        cast_into(given, to.recipe->recipe, codes, cast_options(options));
     });
 }
 
 breccia_status breccia_dequantize(const breccia_matrix* scaled, const breccia_output* out) {
     return guarded([&] {
-        const Conversion c(scaled, "scaled", out);
-        const ScaledTensor tensor = breccia::scaled(c.from, "scaled");
-        dequantize_into(tensor, c.numbers_of(tensor.shape()));
+        const breccia_matrix from = as_stored(scaled, "scaled");
+        const breccia_output to = taken(out, "out");
+        const ScaledTensor tensor = breccia::scaled(from, "scaled");
+        check_shape(to, tensor.shape(), "scaled");
+        dequantize_into(tensor, numbers(to, "out"));
     });
 }
 
 breccia_status breccia_requantize(const breccia_matrix* scaled, const breccia_output* out) {
     return guarded([&] {
-        const Conversion c(scaled, "scaled", out);
-        const ScaledTensor tensor = breccia::scaled(c.from, "scaled");
-        const CastOutput codes = c.codes_of(tensor.shape());
-        requantize_into(tensor, c.recipe(), codes);
+        const breccia_matrix from = as_stored(scaled, "scaled");
+        const breccia_output to = taken(out, "out");
+        const ScaledTensor tensor = breccia::scaled(from, "scaled");
+        const CastOutput codes = codes_to_write(to, tensor.shape(), "scaled");
+        requantize_into(tensor, to.recipe->recipe, codes);
     });
 }
 
