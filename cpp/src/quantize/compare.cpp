@@ -38,19 +38,9 @@ void add_sums(const ErrorLanes& sums, Partial& to) {
 bool is_worse(double error, double than) { return !std::isnan(than) && (std::isnan(error) || error > than); }
 
 template <class T>
-double error_of(T x, T y) {
-    return std::abs(static_cast<double>(x) - static_cast<double>(y));
-}
-
-template <class T>
 bool both_nan(T x, T y) {
     return std::isnan(x) && std::isnan(y);
 }
-
-// The measure in which ErrorLanes::worst holds an error: its square for floats, of which different errors have
-// different ones.
-double measure(float, double error) { return error * error; }
-double measure(double, double error) { return error; }
 
 struct WorstError {
     double error = 0;
@@ -61,7 +51,7 @@ template <class T>
 WorstError worst_of(const T* x, const T* y, std::int64_t n) {
     WorstError worst;
     for (std::int64_t i = 0; i < n; ++i) {
-        const double error = error_of(x[i], y[i]);
+        const double error = std::abs(static_cast<double>(x[i]) - static_cast<double>(y[i]));
         if (!both_nan(x[i], y[i]) && is_worse(error, worst.error)) worst = {error, i};
     }
     return worst;
@@ -102,7 +92,9 @@ private:
         ErrorLanes lanes;
         add_(clean_x_.data(), clean_y_.data(), run.count, lanes);
         add_sums(lanes, sums_);
-        note_worst(measure(T{}, worst_of(x, y, run.count).error), run);
+        // As ErrorLanes::worst holds it: the square for floats, of which different errors have different ones.
+        const double error = worst_of(x, y, run.count).error;
+        note_worst(std::is_same_v<T, float> ? error * error : error, run);
     }
 
     void note_worst(double worst, const Run& run) {

@@ -136,13 +136,9 @@ void CommonScale::leave_out_power() {
     }
 }
 
-bool CommonScale::see(const float* x, std::int64_t n) {
-    if (integers_) return see_fractions(x, n);
-    see_magnitudes(x, n);
-    return significands_ != 0;
-}
+bool CommonScale::see(const float* x, std::int64_t n) { return integers_ ? see_fractions(x, n) : see_magnitudes(x, n); }
 
-void CommonScale::see_magnitudes(const float* x, std::int64_t n) {
+bool CommonScale::see_magnitudes(const float* x, std::int64_t n) {
     const std::uint32_t rest = 0x007F'FFFFU >> format_.mantissa_bits;
     for (std::int64_t i = 0; i < n && significands_ != 0; ++i) {
         const float ratio = abs(x[i]) / amax_;
@@ -150,6 +146,7 @@ void CommonScale::see_magnitudes(const float* x, std::int64_t n) {
         for (const std::uint32_t m : significands_of(format_.mantissa_bits))
             if (((bits_of(ratio * static_cast<float>(m)) + 16) & rest) >= 32) significands_ &= ~(1U << m);
     }
+    return significands_ != 0;
 }
 
 // Whether a ratio is near none of k / n with n up to the largest code, of formats that have few of them.

@@ -45,7 +45,7 @@ public:
     [[nodiscard]] std::optional<float> scale() const;
 
 private:
-    void see_magnitudes(const float* x, std::int64_t n);
+    bool see_magnitudes(const float* x, std::int64_t n);
     bool see_fractions(const float* x, std::int64_t n);
     void leave_out_power();
     [[nodiscard]] bool is_no_fraction(float ratio) const;

@@ -37,12 +37,10 @@ public:
         for (int d = 0; d < steps; ++d) moves_.push_back(moves_by(d, format));
     }
 
-    [[nodiscard]] const Move* by(int d) const { return moves_[std::min(static_cast<std::size_t>(d), last())].data(); }
+    [[nodiscard]] const Move* by(int d) const { return moves_[std::min(at(d), moves_.size() - 1)].data(); }
 
 private:
     using Moves = std::array<Move, 256>;
-
-    [[nodiscard]] std::size_t last() const { return moves_.size() - 1; }
 
     static Moves moves_by(int d, const FormatInfo& format) {
         Moves moves{};
