@@ -21,7 +21,6 @@ void dequantize_into(const ScaledTensor& scaled, const Array& out) {
     const KernelTable& table = kernels();
     const Shape batch = batch_shape(shape);
     const BlockGrid& grid = scaled.grid();
-    constexpr std::int64_t piece = 4096;
     const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid.cols, 1));
     const bool has_kernel = out.type.dtype() != DType::float64;
     parallel_for(element_count(batch) * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -34,13 +33,13 @@ void dequantize_into(const ScaledTensor& scaled, const Array& out) {
                 matrix = scaled_matrix(scaled, batch, index);
                 target = output_matrix(out, scaled.layout().axis, batch, index);
             }
-            for (std::int64_t col = 0; col < grid.cols; col += piece) {
-                const std::int64_t n = std::min(piece, grid.cols - col);
+            for (std::int64_t col = 0; col < grid.cols; col += piece_cols) {
+                const std::int64_t n = std::min(piece_cols, grid.cols - col);
                 void* direct = has_kernel ? target.in_place(row, col, n) : nullptr;
                 if (direct != nullptr) {
                     matrix.read(table, row, col, n, scratch, direct, target.dtype);
                 } else {
-                    scratch.values.resize(piece);
+                    scratch.values.resize(piece_cols);
                     matrix.read(table, row, col, n, scratch, scratch.values.data());
                     target.write(table, row, col, n, scratch.values.data());
                 }

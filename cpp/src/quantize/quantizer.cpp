@@ -223,12 +223,11 @@ private:
     // blocks is worked through row by row, a few thousand columns at a time: rows are read in long runs, and are still
     // in a cache when they are encoded.
     void quantize_tiles() const {
-        constexpr std::int64_t cached_cols = 4096;
         const std::int64_t grid_rows = grid_.grid_rows(), grid_cols = grid_.grid_cols();
         if (grid_cols == 0) return;  // of any number of rows
         const std::int64_t per_unit = std::max<std::int64_t>(1, std::min(grid_.block_rows, grid_.rows) * grid_.cols);
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / per_unit);
-        const std::int64_t step = std::max<std::int64_t>(1, cached_cols / std::max<std::int64_t>(1, grid_.block_cols));
+        const std::int64_t step = std::max<std::int64_t>(1, piece_cols / std::max<std::int64_t>(1, grid_.block_cols));
         parallel_for(walk_.matrices * grid_rows, grain, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
             std::vector<BlockScale> scales;

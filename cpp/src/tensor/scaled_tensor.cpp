@@ -66,10 +66,7 @@ void ScaledTensor::resolve_shape() {
     const bool may_pack = breccia::is_packed(recipe_.element) && !type.is_codes() && type != ElementType::int8();
     if (data_.rank() < 2 && layout_.axis == -2) throw_value("layout: axis=-2 needs data of at least 2-D");
     const std::size_t pack_axis = data_.rank() - static_cast<std::size_t>(-layout_.axis);
-    if (extras_.shape)
-        take_shape(*extras_.shape, may_pack, pack_axis);
-    else
-        find_shape(may_pack, pack_axis);
+    extras_.shape ? take_shape(*extras_.shape, may_pack, pack_axis) : find_shape(may_pack, pack_axis);
 }
 
 void ScaledTensor::take_shape(const Shape& wanted, bool may_pack, std::size_t pack_axis) {

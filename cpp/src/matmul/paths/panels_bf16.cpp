@@ -48,12 +48,8 @@ Plan plan_of(const ScaledMatrix& m, std::int64_t k, KeepNormal keep) {
 std::vector<Chunk> chunks_of(std::int64_t k, std::int64_t block, std::int64_t most) {
     std::vector<Chunk> chunks;
     for (std::int64_t at = 0; at < k; at += chunks.back().count) {
-        std::int64_t count = std::min(most, k - at);
-        if (block > most)
-            count = std::min(count, block - at % block);
-        else
-            count = std::min(count, most / block * block);
-        chunks.push_back({.k = at, .count = count});
+        const std::int64_t room = block > most ? block - at % block : most / block * block;
+        chunks.push_back({.k = at, .count = std::min({room, most, k - at})});
     }
     return chunks;
 }
@@ -216,11 +212,6 @@ private:
     bool in_place_ = true;
     std::vector<std::uint8_t> gathered_;
 };
-
-BlockBytes scales_of_codes(const Setup& s) {
-    if (s.plan.scaling != Scaling::into_codes) return {};
-    return {s.w.grid, s.w.scale};
-}
 
 // The part of a weight panel's work that a thread keeps its buffers for.
 struct BF16Panels {
@@ -405,15 +396,16 @@ Refusal by_panels_bf16(const Product& product, const ScaledMatrix& w, const Limi
         Activations activations;
         if (!pack(s, first, grid, activations)) return Refusal::range;
         for_weight_panels(product.table, product, first, grid, n_at_once, [&] {
-            return BF16Panels{.s = s,
-                              .scope = KernelScope(s.bf16),
-                              .grid = grid,
-                              .activations = activations,
-                              .panel = WorkBuffer<std::uint16_t>(n_at_once * panel_stride_bf16),
-                              .scales = WorkBuffer<float>(n_at_once * s.blocks),
-                              .scale_stride = n_at_once,
-                              .code_scales = scales_of_codes(s),
-                              .zero_points = {w.grid, w.zero_point}};
+            return BF16Panels{
+                .s = s,
+                .scope = KernelScope(s.bf16),
+                .grid = grid,
+                .activations = activations,
+                .panel = WorkBuffer<std::uint16_t>(n_at_once * panel_stride_bf16),
+                .scales = WorkBuffer<float>(n_at_once * s.blocks),
+                .scale_stride = n_at_once,
+                .code_scales = s.plan.scaling == Scaling::into_codes ? BlockBytes(w.grid, w.scale) : BlockBytes(),
+                .zero_points = {w.grid, w.zero_point}};
         });
     }
     return Refusal::none;
