@@ -44,7 +44,6 @@ TABLES = {
     "gpu experts": speed.gpu_experts,
     "gpu moe": speed.gpu_moe,
     "gpu peers": speed.gpu_peers,
-    "gpu weights": speed.gpu_weights,
     "gpu fused": speed.gpu_fused,
     "distributed": speed.distributed,
     "training step": speed.training_step,

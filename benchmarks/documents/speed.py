@@ -197,16 +197,6 @@ def gpu_peers() -> str:
     return table(["M × N × K", "breccia", "DeepGEMM", "cuBLASLt FP8", "bf16"], rows, "lrrrr")
 
 
-def gpu_weights() -> str:
-    rows = []
-    for r in load("gpu_weights")["results"]:
-        others = [r.get(f"{peer}_us") for peer in ("tinygemm", "humming", "bf16")]
-        n, k = r["shape"].split("x")[1:]
-        against = ("" if us is None else times(us / r["us"]) for us in others)
-        rows.append([f"{n} × {k}", r["name"].upper(), f"{r['us']:.1f} µs", *against])
-    return table(["weights", "", "breccia", "tinygemm", "Humming", "bf16"], rows, "llrrrr")
-
-
 def gpu_fused() -> str:
     rows = []
     for r in load("gpu_fused")["results"]:
