@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sources clang-tidy looks at in a landing: .ci/tidy_sources.py."""
 
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -17,17 +16,7 @@ if not SCRIPT.exists():
 from documents.stages import load  # noqa: E402
 
 stages = load()  # which the script imports by its name
-
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("tidy_sources", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tidy_sources = load_script()
+tidy_sources = load("tidy_sources")
 TEXTS = {
     **{f"cpp/src/{name}.cpp": '#include "own.hpp"\n' for name in "abcdefghijkl"},
     "cpp/src/a.cpp": '#include "breccia/ops.hpp"\n',

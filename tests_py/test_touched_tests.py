@@ -2,7 +2,6 @@
 """Which cases of Python tests run at a landing: tests_py/conftest.py, and what the change touches:
 .ci/touched_tests.py."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -23,17 +22,7 @@ if not SCRIPT.exists():
 from documents.stages import load  # noqa: E402
 
 stages = load()  # which the script imports by its name
-
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("touched_tests", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-touched_tests = load_script()
+touched_tests = load("touched_tests")
 
 MANY = """
 import pytest

@@ -14,11 +14,11 @@ from documents.markdown import table
 FILE = Path(__file__).parents[2] / ".ci/stages.py"
 
 
-def load() -> Any:
-    """The module .ci/stages.py."""
-    spec = importlib.util.spec_from_file_location("stages", FILE)
+def load(name: str = "stages") -> Any:
+    """A module of .ci, which others there import by its name."""
+    spec = importlib.util.spec_from_file_location(name, FILE.with_stem(name))
     module = importlib.util.module_from_spec(spec)
-    sys.modules["stages"] = module  # where its dataclass looks for itself
+    sys.modules[name] = module  # where a dataclass looks for itself
     spec.loader.exec_module(module)
     return module
 
