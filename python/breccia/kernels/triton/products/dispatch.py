@@ -55,35 +55,34 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
         raise ValueError(f"offsets must have shape ({shape[0] + 1},), got {tuple(offsets.shape)}")
     if x.shape[-1] != shape[-1] or len(x.shape) != 2:
         raise ValueError(f"x must be (T, {shape[-1]}), got {tuple(x.shape)}")
+    default = torch.bfloat16 if isinstance(x, ScaledTensor) else x.dtype
+    dtype = default if out_dtype is None else float_dtype(out_dtype, "out_dtype")
     if not recipes.decodes(w_stack):
-        return _by_floats(x, w_stack, offsets, out_dtype)
+        return _by_floats(_rows(x), w_stack, offsets, dtype)
     w = recipes.operand(w_stack, exact=False)
     if w.block[1] & (w.block[1] - 1):
         raise ValueError(f"w_stack must have power-of-two blocks, got {w_stack.layout}")
-    default = torch.bfloat16 if isinstance(x, ScaledTensor) else x.dtype
-    product = Product(default if out_dtype is None else float_dtype(out_dtype, "out_dtype"), w=w, offsets=offsets)
-    rows = x
-    if isinstance(x, ScaledTensor) and not recipes.decodes(x):
-        rows = dequantize(x, "bfloat16")
-    elif isinstance(x, ScaledTensor):
+    product = Product(dtype, w=w, offsets=offsets)
+    if isinstance(x, ScaledTensor) and recipes.decodes(x):
         op = recipes.operand(x)
         fp8 = op.element in FP8 and w.element in FP8 and op.block == (1, 128) and w.block[1] == 128
         if fp8 and {op.sfmt, w.sfmt} <= {"float", "e8m0"}:
             codes = w.codes.view(FP8[w.element])
             product.w = w = replace(w, scale=_numbers(w), sfmt="float")
             product.fp8 = Fp8(op.codes.view(FP8[op.element]), codes, _numbers(op).float(), w.scale, True)
-        else:
-            rows = dequantize(x, "bfloat16")
     if product.fp8 is None:
-        product.rows = rows if rows.dtype in (torch.bfloat16, torch.float16) else rows.to(torch.bfloat16)
+        product.rows = _rows(x)
     return paths.run(product)
 
 
-def _by_floats(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dtype: Any) -> torch.Tensor:
-    """`grouped_matmul` by weights whose codes no kernel decodes: as floats, which torch multiplies."""
+def _rows(x: Any) -> torch.Tensor:
+    """Floats of 16 bits, as products of experts take them: bfloat16 where x is neither that nor float16."""
     rows = dequantize(x, "bfloat16") if isinstance(x, ScaledTensor) else x
-    rows = rows if rows.dtype in (torch.bfloat16, torch.float16) else rows.to(torch.bfloat16)
-    dtype = rows.dtype if out_dtype is None else float_dtype(out_dtype, "out_dtype")
+    return rows if rows.dtype in (torch.bfloat16, torch.float16) else rows.to(torch.bfloat16)
+
+
+def _by_floats(rows: torch.Tensor, w_stack: ScaledTensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`grouped_matmul` by weights whose codes no kernel decodes: as floats, which torch multiplies."""
     w, row = dequantize(w_stack, rows.dtype), torch.arange(len(rows), device=rows.device)
     aligned = rows.shape[1] % 8 == w.shape[1] % 8 == 0 and rows.is_contiguous()
     if aligned and rows.dtype == dtype == torch.bfloat16 and Product(dtype, rows=rows).on_hopper:
