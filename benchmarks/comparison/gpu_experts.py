@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of experts: `breccia.grouped_matmul` against bfloat16 by torch and DeepGEMM's contiguous product, in CUDA
-graphs and eager. DeepGEMM comes with the wheels `sgl-deep-gemm` and `apache-tvm-ffi`; without them its column is empty.
+graphs and eager. DeepGEMM comes as gpu_peers.py says.
 """
 
 from __future__ import annotations

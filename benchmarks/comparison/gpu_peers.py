@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block FP8 products by the public verbs against DeepGEMM, cuBLASLt and plain bf16, each from a CUDA graph.
 
-DeepGEMM comes with the wheels `sgl-deep-gemm` and `apache-tvm-ffi`; without them its column is empty.
+DeepGEMM comes with the wheels `sgl-deep-gemm` and `apache-tvm-ffi`, in versions that are built for the torch that is
+there (0.1.4 and 0.1.11 for torch 2.11; later ones do not load, or take no tensor); without them its column is empty.
 """
 
 from __future__ import annotations
