@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from breccia import autograd, sharding
+from breccia.frameworks.jax import sharding as cuts
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -121,6 +122,21 @@ def casts_at_once():
         back = breccia.dequantize(made)
         assert back.sharding.is_equivalent_to(placed.sharding, 2), name
         assert np.asarray(back).tobytes() == np.asarray(breccia.dequantize(reference)).tobytes(), name
+
+
+def more_devices_than_blocks():
+    """Values are split into more parts than there are blocks, so scales can be split over a part of a mesh's axis."""
+    line = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    for turn, name, recipe in recipes_in_turn():
+        rows, columns = (2 * n for n in cuts.blocks_of(recipe.layout, packed=True, ndim=2))
+        x = cases.normal((max(rows, 4), max(columns, 4)))
+        reference = breccia.cast(jnp.asarray(x), recipe)
+        back = np.asarray(breccia.dequantize(reference))
+        for spec in some((P(None, "d"), P("d")), turn):
+            placed = jax.device_put(x, NamedSharding(line, spec))
+            same(breccia.cast(placed, recipe), reference, (name, spec))
+            values = jax.jit(lambda x, recipe=recipe: breccia.dequantize(breccia.cast(x, recipe)))(placed)
+            assert np.asarray(values).tobytes() == back.tobytes(), (name, spec)
 
 
 def explicit_axes():

@@ -276,7 +276,7 @@ def _run(whole: Call, local: Call, split: Split, rule: Any, operands: Sequence[A
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
         shapes = [len(one.shape) for one in operands], [len(one.shape) for one in made]
         known = [
-            [cuts.names_of(one.sharding, ndim) for one, ndim in zip(some, ndims, strict=True)]
+            [cuts.names_on(mesh, one.sharding, ndim) for one, ndim in zip(some, ndims, strict=True)]
             for some, ndims in zip((arguments, results), shapes, strict=True)
         ]
         inputs, outputs = split(mesh, *known)
@@ -284,7 +284,7 @@ def _run(whole: Call, local: Call, split: Split, rule: Any, operands: Sequence[A
         run = local(mesh, inputs)
         return mesh, lambda *parts: tuple(run(*parts)), *placed
 
-    split_call.def_partition(partition=partition, sharding_rule=rule)
+    split_call.def_partition(partition=partition, sharding_rule=rule, decode_shardings=False)
     batched = custom_vmap(split_call)
 
     def member_by_member(size: int, in_batched: Any, *operands: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
 from jax.sharding import PartitionSpec
 
@@ -51,6 +52,23 @@ def names_of(sharding: Any, ndim: int) -> Axes:
     spec = getattr(sharding, "spec", None) or ()
     names = [() if one is None else (one,) if isinstance(one, str) else tuple(one) for one in spec]
     return (*names, *[()] * (ndim - len(names)))
+
+
+def names_on(mesh: Any, sharding: Any, ndim: int) -> Axes:
+    """The names of a mesh's axes over which compiled code splits each axis of an array: none where it does so over a
+    part of one, which has no name."""
+    if mesh.empty:
+        return ((),) * ndim
+    places = sharding.devices_indices_map((mesh.size,) * ndim)  # of an array that any number of devices splits
+    first = [[index.start or 0 for index in places[device]] for device in mesh.devices.flat]
+    starts = np.array(first, int).reshape(*mesh.devices.shape, ndim)
+    found = []
+    for axis in range(ndim):
+        steps = [np.diff(starts[..., axis], axis=i).max(initial=0) for i in range(mesh.devices.ndim)]
+        named = sorted(((step, name) for step, name in zip(steps, mesh.axis_names, strict=True) if step), reverse=True)
+        regular = np.array_equal(starts[..., axis], np.tensordot(steps, np.indices(mesh.devices.shape), 1))
+        found.append(tuple(name for _, name in named) if regular else ())
+    return tuple(found)
 
 
 def spec_of(axes: Axes) -> PartitionSpec:
