@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from breccia import recipe_names
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, plan, save_arrays, target_names, verify
 from breccia.checkpoint.judging.verify import values
+from breccia.checkpoint.reading.source import is_float
 from checkpoints import weight
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -40,6 +42,14 @@ ALONE = [
     "model.layers.0.block_sparse_moe.gate.weight",
     "model.layers.0.mlp.shared_expert_gate.weight",
     "audio_tower.layers.0.fc1.weight",
+    "model.decoder.pos_emb.weight",
+    "model.encoder.layers.0.attn.rel_pos_emb.weight",
+    "query.weight",
+    "model.query_feat.weight",
+    "model.transformer_module.queries_features.weight",
+    "transformer.w.weight",
+    "vocoder.upsampler.0.weight",
+    "depth_decoder.codebooks_head.weight",
 ]
 TAKEN = [
     "model.layers.0.self_attn.q_proj.weight",
@@ -63,6 +73,42 @@ def test_names_of_what_is_left_alone(to: str, tmp_path: Path) -> None:
     assert {name for name, form in formats.items() if form == "plain"} == set(ALONE)
     convert(tmp_path / "in.safetensors", tmp_path / "all.safetensors", to, include=["*"])
     assert all(f.format != "plain" for f in Checkpoint(tmp_path / "all.safetensors").found)
+
+
+# Parameters and buffers of models of transformers and torch that are the weight of no linear layer.
+NO_WEIGHTS = {
+    "query_tokens": (1, 32, 128),  # BLIP-2
+    "quantizer.codevectors": (1, 64, 128),
+    "model.layers.0.self_attn.diagonal_decay": (1, 4, 64, 64),  # MiniMax
+    "model.layers.0.mamba.A_log": (2, 64, 16),  # Zamba
+    "model.layers.0.mamba.x_proj_weight": (2, 64, 128),
+    "model.layers.0.temporal_block.rg_lru.input_gate_weight": (2, 64, 64),  # RecurrentGemma
+    "transformer.layer.0.rel_attn.q": (128, 16, 64),  # XLNet
+    "head.attention.in_proj_weight": (192, 64),  # torch.nn.MultiheadAttention
+}
+IN_ONE = {
+    "model.layers.0.mlp.experts.down_proj": (2, 64, 128),
+    "model.layers.0.block_sparse_moe.input_linear.weight": (2, 64, 128),  # Granite
+}
+
+
+@pytest.mark.parametrize("include", [(), ("*",)])
+@pytest.mark.parametrize("to", [name for name in target_names() if not name.startswith("onnx")])
+def test_parameters_that_are_no_weight_of_a_layer_keep_name_and_values(
+    to: str, include: tuple[str, ...], tmp_path: Path
+) -> None:
+    arrays = {name: weight(*shape) for name, shape in {**NO_WEIGHTS, **IN_ONE, "up_proj.weight": (64, 128)}.items()}
+    save_arrays(arrays, tmp_path / "in.safetensors")
+    try:
+        convert(tmp_path / "in.safetensors", tmp_path / "out", to, include=include)
+    except ValueError as error:
+        assert "DeepSeek V4" in str(error) or (to, include) == ("fp32", ("*",))
+        return
+    found = {one.name: one for one in Checkpoint(tmp_path / "out").found}
+    assert found.keys() == arrays.keys()
+    assert all(found[name].shape == shape and is_float(found[name]) for name, shape in NO_WEIGHTS.items())
+    if to in recipe_names.names():
+        assert all(found[name].recipe is not None for name in IN_ONE)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +201,24 @@ def test_qwen3_vl_keeps_experts_in_either_order(at: str | None, tmp_path: Path) 
     for name, array in arrays.items():
         got = found["outputs"][name].dequantize()
         assert np.linalg.norm(got - array) / np.linalg.norm(array) < 0.01
+
+
+@pytest.mark.parametrize("by", [None, "int8", "gpt-oss:mxfp4"])
+def test_square_experts_of_qwen3_vl_stay_as_transformers_reads_them(by: str | None, tmp_path: Path) -> None:
+    """It takes a matrix that has the model's shape for one that has its order."""
+    (tmp_path / "in").mkdir()
+    name = "model.language_model.layers.0.mlp.experts.down_proj"
+    array = weight(2, 128, 128)
+    save_arrays({name: array}, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    said = {"model_type": "qwen3_vl_moe_text", "hidden_size": 128, "moe_intermediate_size": 128}
+    (tmp_path / "in" / "config.json").write_text(json.dumps(said))
+    source = tmp_path / "in"
+    if by is not None:
+        convert(source, tmp_path / "q", by)
+        source = tmp_path / "q"
+    convert(source, tmp_path / "back", "fp16")
+    got = SafetensorsFile(tmp_path / "back" / "model.safetensors")[name]
+    assert np.linalg.norm(got - array) / np.linalg.norm(array) < 0.2
 
 
 QUANTIZED = {

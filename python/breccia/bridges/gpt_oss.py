@@ -85,8 +85,8 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 
 def takes(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the format has a place for a weight: it has for experts alone."""
-    return len(shape) == 3
+    """Whether the format has a place for a weight: it has for experts alone, parameters without a module."""
+    return len(shape) == 3 and not name.endswith(".weight")
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:

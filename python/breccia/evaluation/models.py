@@ -16,7 +16,7 @@ import torch
 
 from breccia.bridges.outside import values
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.reading.models import is_turned
+from breccia.checkpoint.reading.models import is_written_turned
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.peers import require
 
@@ -121,7 +121,7 @@ def _floats(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> d
     for found in checkpoint.found:
         loaded = checkpoint.load(checkpoint.refined(found))
         array = np.asarray(values(loaded))
-        turned = found.origin.turned or (found.format != "plain" and is_turned(found.name, tuple(array.shape), said))
+        turned = found.origin.turned or (found.format != "plain" and is_written_turned(found.name, array.shape, said))
         if array.dtype.isbuiltin != 1:  # bfloat16 and 8-bit floats of ml_dtypes
             array = array.astype(np.float32)
         tensor = torch.from_numpy(np.array(np.swapaxes(array, -1, -2) if turned else array))

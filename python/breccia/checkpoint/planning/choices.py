@@ -18,7 +18,14 @@ from breccia.bridges.parts import Found, Part, ghost
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.planning.targets import AUTO, NO_KIND, Target, names_of
-from breccia.checkpoint.reading.models import is_embedding, is_one_expert, is_stored_turned, is_turned
+from breccia.checkpoint.reading.models import (
+    is_embedding,
+    is_layers_weight,
+    is_one_expert,
+    is_stored_turned,
+    is_turned,
+    is_written_turned,
+)
 from breccia.checkpoint.reading.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -46,10 +53,15 @@ EXCLUDED = (
     "*.shared.weight",
     "*relative_attention_bias*",
     "*position*",
+    "*pos_emb.weight",
+    "query.weight",
+    "*quer*_feat*.weight",
+    "transformer.w.weight",
     "token_embd*",
     "*rotary*",
     "*norm*",
     "*conv*",
+    "*upsampler*",
     # routers and what chooses among tokens
     "*router*",
     "*.gate.weight",
@@ -58,6 +70,7 @@ EXCLUDED = (
     "*indexer*",
     # outputs
     "*lm_head*",
+    "*codebooks_head*",
     "*shared_head*",
     "head.weight",
     "output.weight",
@@ -132,8 +145,7 @@ def wanted(found: Found, target: Target) -> bool:
         return False
     if not (target.include or target.named) and _EXCLUDED.match(found.name.lower()):
         return False
-    weight = found.name.endswith("weight") or len(found.shape) > 2
-    return weight and len(found.shape) >= 2 and min(found.shape[-2:]) >= 16
+    return is_layers_weight(found.name, found.shape) and min(found.shape[-2:]) >= 16
 
 
 def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
@@ -314,7 +326,7 @@ def _turns(found: Found, target: Target) -> bool:
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
     """Values as the model's float checkpoints keep them."""
     # A kind of file without config.json, which would say it, has outputs first.
-    turned = is_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
+    turned = is_written_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
     shape = found.shape
     shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
     return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)

@@ -10,9 +10,11 @@ from typing import Any
 
 __all__ = [
     "is_embedding",
+    "is_layers_weight",
     "is_one_expert",
     "is_stored_turned",
     "is_turned",
+    "is_written_turned",
     "models_name",
     "other_names",
     "tied",
@@ -93,6 +95,8 @@ _TURNED = frozenset({"gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_
 # Of these, transformers writes the model's own order (E, OUT, IN) and reads both, by their shape.
 _EITHER = frozenset({"qwen3_vl_moe", "qwen3_vl_moe_text"})
 _FUSED_EXPERTS = re.compile(r"(.*\.)?experts\.(gate_up_proj|down_proj)")
+# Beside those, gates and others apart, as GGUF keeps them.
+_EXPERTS_IN_ONE = re.compile(r"(.*\.)?experts\.(gate_up|gate|up|down)_proj")
 
 
 # Models whose linear layers are written as convolutions, with weights (IN, OUT).
@@ -127,6 +131,12 @@ def is_stored_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any
     return True
 
 
+def is_written_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
+    """Whether a tensor with outputs first is written to a float checkpoint with inputs before outputs. Where a model's
+    files have either order, programs take a square matrix as it is."""
+    return is_stored_turned(name, (*shape[:-2], *shape[:-3:-1]), config)
+
+
 def _places(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [place for place in (config, config.get("text_config")) if isinstance(place, Mapping)]
 
@@ -135,6 +145,14 @@ def models_name(name: str, shape: tuple[int, ...]) -> str:
     """The model's own name of a tensor: all experts in one are a parameter, not a module with a weight."""
     bare = name.removesuffix(".weight")
     return bare if len(shape) == 3 and _FUSED_EXPERTS.fullmatch(bare) else name
+
+
+def is_layers_weight(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is the weight of a linear layer, or those of all experts in one, by the names of torch's
+    modules; other parameters and buffers have matrices, too."""
+    if name.rpartition(".")[2] == "weight":
+        return len(shape) in (2, 3)
+    return len(shape) == 3 and _EXPERTS_IN_ONE.fullmatch(name) is not None
 
 
 def is_one_expert(name: str) -> bool:
