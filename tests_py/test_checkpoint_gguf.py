@@ -27,6 +27,7 @@ from breccia.checkpoint.judging.verify import values
 from breccia.gguf import models as gguf_models
 from breccia.gguf import parameters
 from breccia.gguf import types as gguf_types
+from breccia.gguf.container import GgufFile, GgufWriter
 from checkpoints import minilm, weight
 from fault_runner import tree
 
@@ -46,6 +47,23 @@ def test_hostile_gguf_is_refused(tmp_path: Path) -> None:
             Checkpoint(tmp_path / "bad.gguf").close()
         except ValueError as error:
             assert "bad.gguf" in str(error)
+
+
+@pytest.mark.parametrize("before", [0, 300_000, (1 << 20) - 400, (1 << 20) - 100, 2_000_000])
+@pytest.mark.parametrize("kind", ["strings", "numbers"])
+def test_metadata_of_any_length_is_kept(kind: str, before: int, tmp_path: Path) -> None:
+    """Two lists of 0.9 MiB, wherever they lie in what is read at once: vocabularies and merges are as long."""
+    items: list[Any] = [f"token {i}" if kind == "strings" else i for i in range(50_000 if kind == "strings" else 240_000)]
+    lists = {"a": items, "b": items[::-1]}
+    others = {"general.padding": (8, "x" * before), "n": (4, 7), "z": (8, "end")}
+    fields = {"general.padding": others["general.padding"], "a": (9, lists["a"]), "n": (4, 7), "b": (9, lists["b"])}
+    with GgufWriter(tmp_path / "a.gguf", {"a.weight": ("F32", (64, 256))}, {**fields, "z": others["z"]}) as writer:
+        writer.write("a.weight", weight(64, 256))
+    convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "gguf:q8_0")
+    for name in ("a.gguf", "b.gguf"):
+        read = GgufFile(tmp_path / name).fields
+        assert {key: read[key] for key in others} == others
+        assert {key: list(read[key][1]) for key in lists} == lists
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -81,7 +81,7 @@ class _Cursor:
                 f"{self.where}: file must have {self.at + count} bytes, as its header says, it has {self.size}"
             )
         begin = self.at - self._begin
-        if begin + count > len(self._chunk):
+        if begin < 0 or begin + count > len(self._chunk):  # lists of strings are walked first, then taken
             assert isinstance(self.source, InputFile)
             self._chunk = self.source.read(self.at, min(max(count, _CHUNK), self.size - self.at))
             self._begin, begin = self.at, 0
