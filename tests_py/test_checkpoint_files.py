@@ -174,6 +174,38 @@ def test_an_index_may_not_leave_its_directory(tmp_path: Path) -> None:
         Checkpoint(path)
 
 
+@pytest.mark.parametrize("indexed", [(), ("model",), ("consolidated", "model")])
+def test_the_model_is_there_once(indexed: tuple[str, ...], tmp_path: Path) -> None:
+    """Mistral's folders have the model a second time, under its makers' names, in consolidated.safetensors."""
+    (tmp_path / "in").mkdir()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    for stem, one in (("model", name), ("consolidated", "layers.0.attention.wq.weight")):
+        file = tmp_path / "in" / f"{stem}.safetensors"
+        save_arrays({one: weight(64, 64)}, file)
+        if stem in indexed:
+            file.with_suffix(".safetensors.index.json").write_text(json.dumps({"weight_map": {one: file.name}}))
+    convert(tmp_path / "in", tmp_path / "out", "mxfp8")
+    assert [one.name for one in Checkpoint(tmp_path / "out").found] == [name]
+    assert not (tmp_path / "out" / "consolidated.safetensors").exists()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_numbered_file_that_is_not_there_is_named(first: int, tmp_path: Path) -> None:
+    """A download that was stopped has files without the index, which comes with them in no order."""
+    names = [f"model-{n:05}-of-00003.safetensors" for n in range(first, first + 3)]
+    for n, name in enumerate([*names, "other.safetensors"]):
+        save_arrays({f"layers.{n}.weight": weight(64, 64)}, tmp_path / name)
+    assert len(Checkpoint(tmp_path).found) == 4
+    for name in names[1:]:
+        (tmp_path / name).unlink()
+        with pytest.raises(ValueError, match=rf"must have all 3 files of 'model', {name} is not there"):
+            Checkpoint(tmp_path)
+        save_arrays({"layers.7.weight": weight(64, 64)}, tmp_path / name)
+    save_arrays({"layers.8.weight": weight(64, 64)}, tmp_path / "m-00001-of-99999999999999999.safetensors")
+    with pytest.raises(ValueError, match="must have all 99999999999999999 files of 'm', m-00000000000000002-of"):
+        Checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("recipe", breccia.recipes.all_recipes())
 def test_own_files_round_trip(recipe: Any, tmp_path: Path) -> None:
     from breccia.bridges import load_safetensors, save_safetensors

@@ -53,7 +53,7 @@ def test_hostile_gguf_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["strings", "numbers"])
 def test_metadata_of_any_length_is_kept(kind: str, before: int, tmp_path: Path) -> None:
     """Two lists of 0.9 MiB, wherever they lie in what is read at once: vocabularies and merges are as long."""
-    items: list[Any] = [f"token {i}" if kind == "strings" else i for i in range(50_000 if kind == "strings" else 240_000)]
+    items = [f"token {i}" for i in range(50_000)] if kind == "strings" else [*range(240_000)]
     lists = {"a": items, "b": items[::-1]}
     others = {"general.padding": (8, "x" * before), "n": (4, 7), "z": (8, "end")}
     fields = {"general.padding": others["general.padding"], "a": (9, lists["a"]), "n": (4, 7), "b": (9, lists["b"])}
@@ -64,6 +64,27 @@ def test_metadata_of_any_length_is_kept(kind: str, before: int, tmp_path: Path) 
         read = GgufFile(tmp_path / name).fields
         assert {key: read[key] for key in others} == others
         assert {key: list(read[key][1]) for key in lists} == lists
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_part_of_a_split_model_is_not_the_model(count: int, tmp_path: Path) -> None:
+    """Files of llama-gguf-split are called part-00001-of-00003.gguf; of joined ones the count is 0."""
+    gguf = pytest.importorskip("gguf")
+    for number in range(max(count, 1)):
+        writer = gguf.GGUFWriter(tmp_path / f"{number}.gguf", "none")
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_tensor(f"{number}.weight", weight(64, 256))
+        for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            write()
+        writer.close()
+    if count < 2:
+        assert convert(tmp_path / "0.gguf", tmp_path / "out.gguf", "gguf:q8_0")["tensors"] == {"cast": 1}
+        return
+    for to in ("out.gguf", "out.safetensors", "folder"):
+        with pytest.raises(ValueError, match=r"0\.gguf: split.count must be 1, got 3: llama-gguf-split --merge joins"):
+            convert(tmp_path / "0.gguf", tmp_path / to, "gguf:q8_0" if to == "out.gguf" else "bf16")
+        assert not (tmp_path / to).exists()
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

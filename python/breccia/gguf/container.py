@@ -166,6 +166,10 @@ class GgufFile:
                 raise ValueError(f"{where}: metadata {key[:200]!r} must appear once")
             kind = cursor.number("<I")
             self.fields[key] = (kind, cursor.value(kind))
+        parts = self.fields.get("split.count", (_INT32, 1))[1]
+        if parts not in (0, 1):
+            more = "llama-gguf-split --merge joins the files of a model"
+            raise ValueError(f"{where}: split.count must be 1, got {str(parts)[:80]}: {more}")
         self.model = model_of(self.fields)
         table = [self._info(cursor) for _ in range(tensors)]
         alignment = self.fields.get("general.alignment", (4, 32))[1]

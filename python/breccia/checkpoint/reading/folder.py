@@ -62,6 +62,20 @@ def _instead(folder: Path) -> str:
     )
 
 
+def _check_numbers(folder: Path, names: list[str]) -> None:
+    """Whether all files are there of those that say by their names how many they are. Raises ValueError where one is
+    not."""
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        if match := re.fullmatch(r"(.*)-(\d{5,20})-of-(\d{5,20})\.safetensors", name):
+            numbers.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    for (stem, total), there in numbers.items():
+        if len(there) < int(total):
+            missing = next(n for n in range(0 if 0 in there else 1, int(total) + 1) if n not in there)
+            name = f"{stem}-{missing:0{len(total)}}-of-{total}.safetensors"
+            raise ValueError(f"{folder}: must have all {int(total)} files of {stem!r}, {name} is not there")
+
+
 class Folder:
     """The JSON files of a checkpoint, read; a file that stands alone has none.
 
@@ -102,12 +116,16 @@ class Folder:
         indices = sorted([p for p in self.path.glob("*.safetensors.index.json") if not p.name.startswith(".")])
         if not indices:
             paths = sorted([p for p in self.path.glob("*.safetensors") if not p.name.startswith(".")])
+            if self.path / "model.safetensors" in paths:  # consolidated.safetensors is Mistral's own form of the same
+                paths = [p for p in paths if p.name != "consolidated.safetensors"]
             if not paths:
                 raise FileNotFoundError(
                     f"path must have safetensors files, there are none in {self.path}{_instead(self.path)}"
                 )
+            _check_numbers(self.path, [path.name for path in paths])
             return paths
-        self.index = indices[0]
+        models = self.path / "model.safetensors.index.json"  # Mistral's folders have one of their own form, too
+        self.index = models if models in indices else indices[0]
         weights: Any = self._json(self.index).get("weight_map")
         names = self._shards(self.index, weights)
         self._weights = weights
