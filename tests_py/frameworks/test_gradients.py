@@ -2,6 +2,7 @@
 """Gradients through layers of codes: for what comes before them, for their bias, and what a backward pass holds."""
 
 import copy
+import functools
 import subprocess
 import sys
 
@@ -468,6 +469,63 @@ def test_a_gradient_of_gradients_is_right_or_refused():
         ]
         found, wanted = (torch.autograd.grad(g.square().sum(), v)[0] for g, v in zip(firsts, (x, exact), strict=True))
         assert (found - wanted).norm() < (1e-6 if gradients is None else 1e-2) * wanted.norm()
+
+
+def _verbs():
+    """What takes floats: as functions of them."""
+    q = breccia.cast(torch.from_numpy(cases.normal((N, K), 1, 0.05)), "nvfp4")
+    stack, ends = breccia.stack([q, q]), torch.tensor([0, 4, 15])
+    return {
+        "linear": lambda x: breccia.linear(x, q),
+        "fast": lambda x: breccia.linear(x, q, precision="fast"),
+        "prepared": lambda x: breccia.linear(x, breccia.prepare(q)),
+        "matmul": lambda x: breccia.matmul(x, q.T),
+        "@": lambda x: x @ q.T,
+        "from the right": lambda x: breccia.matmul(q, x.mT),
+        "floats": lambda x: breccia.matmul(x, torch.ones(K, N)),
+        "grouped": lambda x: breccia.grouped_matmul(x.reshape(15, K), stack, ends),
+        "ste": lambda x: breccia.cast_ste(x, "nvfp4"),
+        "clipped": lambda x: breccia.cast_ste_clipped(x, "nvfp4"),
+        **{str(way): QuantizedLinear(q, None, activations=way[0], gradients=way[1]) for way in WAYS.values()},
+    }
+
+
+@pytest.mark.parametrize("verb", _verbs())
+def test_no_verb_drops_a_derivative_in_forward_mode(verb):
+    """Which operators of torch's libraries take for zero."""
+    call, x = _verbs()[verb], inputs().detach()
+    sentence = r"^(x|a|b|input) must have no derivative in forward mode"
+    with pytest.raises(NotImplementedError, match=sentence):
+        torch.func.jvp(call, (x,), (x,))
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        with pytest.raises(NotImplementedError, match=sentence):
+            call(forward.make_dual(x, x))
+        call(x)
+
+
+@pytest.mark.parametrize("recipe", cases.RECIPES.values(), ids=cases.RECIPES)
+def test_constants_in_functions_that_torch_transforms(recipe):
+    """Transforms of torch.func wrap whatever is made while they run, also of what they do not see."""
+    x, w = torch.from_numpy(cases.normal((4, K))), torch.from_numpy(cases.normal((N, K), 1, 0.05))
+    q = breccia.cast(w, recipe)
+    layer = QuantizedLinear(q)
+    made = {
+        "cast": lambda: breccia.cast(w, recipe).dequantize(),
+        "requantize": lambda: breccia.requantize(q, "mxfp8").dequantize(),
+        "out": lambda: breccia.dequantize(q, out=torch.empty(N, K)),
+        "linear": lambda: breccia.linear(x, q),
+        "prepared": lambda: breccia.linear(x, breccia.prepare(q)),
+        "layer": lambda: layer(x),
+        **({"packed": lambda: breccia.pack(q).dequantize()} if recipe.name == "mxfp6" else {}),
+    }
+    one = torch.ones(())
+    for name, make in made.items():
+        wanted = make().sum()
+        close = functools.partial(torch.testing.assert_close, expected=wanted, rtol=1e-4, atol=1e-3, msg=name)
+        close(torch.func.grad(lambda factor, make=make: (make() * factor).sum())(one))
+        close(torch.func.jvp(lambda factor, make=make: (make() * factor).sum(), (one,), (one,))[1])
+        close(torch.vmap(lambda factor, make=make: (make() * factor).sum())(one[None])[0])
 
 
 def test_infinite_gradients_saturate_and_nan_stays():

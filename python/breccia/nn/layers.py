@@ -394,6 +394,7 @@ def as_autocast(x: Any, argument: str = "input") -> Any:
         raise TypeError(f"{argument} must be a torch tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"{argument} must be of a float dtype, got {x.dtype}")
+    direct.check_tangents(**{argument: x})
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x

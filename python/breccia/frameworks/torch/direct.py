@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from breccia import _core
 from breccia.frameworks.torch import launches, operators
@@ -18,15 +19,33 @@ EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
 _DIRECT = (torch.float32, torch.float16, torch.bfloat16)  # of which every number is one of float32
 
 
-def is_plain(x: Any) -> bool:
-    """Whether the core may read and write the tensor's memory, and no mode of torch must see the call."""
+def is_readable(x: Any) -> bool:
+    """Whether the core may read the tensor's memory."""
     return (
         not torch.compiler.is_dynamo_compiling()
         and type(x) in EXACT_TYPES
         and x.is_cpu
         and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and not launches.is_wrapped(x)
     )
+
+
+def is_plain(x: Any) -> bool:
+    """Whether it may, and may write to what torch makes now: no mode and no transform of torch must see the call."""
+    return is_readable(x) and not launches.is_any_transform_active()
+
+
+def check_tangents(**operands: Any) -> None:
+    """Refuses operands with a derivative in forward mode, which our operators would take for zero."""
+    if forward_ad._current_level < 0 or torch.compiler.is_dynamo_compiling():
+        return
+    for argument, operand in operands.items():
+        data = data_of(operand)
+        if isinstance(data, torch.Tensor) and forward_ad.unpack_dual(data).tangent is not None:
+            raise NotImplementedError(
+                f"{argument} must have no derivative in forward mode (torch.func.jvp, torch.autograd.forward_ad): "
+                f"there are those of backward passes alone"
+            )
 
 
 def needs_grad(operand: Any) -> bool:
@@ -42,7 +61,7 @@ def may_differentiate(x: Any, w: ScaledTensor) -> bool:
         return False
     if x.ndim < 2 or data.ndim != 2 or x.layout is not torch.strided or x.is_nested or x.device != data.device:
         return False
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0:
         return False
     return bool(x.shape[-1] == w.shape[1])
 

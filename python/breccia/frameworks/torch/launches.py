@@ -32,7 +32,15 @@ _plans: dict[tuple[Any, ...], Any] = {}
 refusals: dict[tuple[Any, ...], str] = {}
 # Forms of ScaledTensors by what they consist of, so that keys of plans hold small integers.
 _forms: dict[tuple[Any, ...], int] = {}
+# Of torch.func. While a transform runs, it wraps whatever torch makes: that has no memory to write to.
+is_any_transform_active = torch._C._are_functorch_transforms_active
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _numbers = itertools.count()  # never the same one for two forms, whichever threads ask at once
+
+
+def is_transformed(tensor: Any) -> bool:
+    """Whether a transform must see what is done with a tensor."""
+    return bool(is_any_transform_active() or is_wrapped(tensor))
 
 
 def quiet(tensor: Any) -> bool:
@@ -44,7 +52,7 @@ def quiet(tensor: Any) -> bool:
         and tensor.is_cuda
         and not torch.compiler.is_dynamo_compiling()
         and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_transformed(tensor)
         and triton.TRITON_AVAILABLE
     )
 
@@ -141,7 +149,7 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype, activations: ScalingRecip
     elif type(x) is torch.Tensor and x.dtype in tensors.FLOATS and not (x.requires_grad and torch.is_grad_enabled()):
         if x.ndim < 2 or x.layout is not torch.strided or x.is_nested:
             return None
-        if not x.is_cuda or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if not x.is_cuda or is_transformed(x):
             return None
         data = x
         key = _key_of_linear(x, w, kind, activations)
@@ -207,7 +215,7 @@ def grouped_again(x: Any, w: Any, offsets: Any, out_dtype: Any) -> torch.Tensor 
     scaled, weights = type(x) is ScaledTensor, w.data
     data = x.data if scaled else x
     for tensor in (data, weights, offsets):
-        if type(tensor) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if type(tensor) not in _PLAIN or is_transformed(tensor):
             return None
     device = weights.get_device()
     if device < 0 or data.get_device() != device or offsets.get_device() != device:
@@ -257,8 +265,8 @@ def repeated_linear(
         like=x,
         parts=parts,
         names=names,
-        unless=(torch._C._len_torch_dispatch_stack, _plan_module().hooked),
-        wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
+        unless=(torch._C._len_torch_dispatch_stack, is_any_transform_active, _plan_module().hooked),
+        wrapped=is_wrapped,
         current_device=torch._C._cuda_getDevice,
     )
 
