@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from breccia import _core
 from breccia.frameworks import numpy
 from breccia.frameworks.torch import direct, gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
-from breccia.frameworks.torch.direct import EXACT_TYPES, check_tangents, is_plain, is_readable, needs_grad
+from breccia.frameworks.torch.direct import EXACT_TYPES, check_tangents, is_plain, needs_grad
 from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
 from breccia.frameworks.torch.tensors import (
@@ -47,7 +48,7 @@ def to_core(array: Any, argument: str) -> Any:
     if not isinstance(array, torch.Tensor):
         raise TypeError(f"{argument} must be a torch tensor like data, got {type(array).__name__}")
     _check_dense(array, argument)
-    return core_array(array, argument, null=not is_readable(array))
+    return core_array(array, argument, null=not is_plain(array, writes=False))
 
 
 def place(array: Any) -> Any:
@@ -253,7 +254,8 @@ def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int]
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
     kind = float_dtype(out_dtype, "out_dtype")
-    check_tangents(a=a, b=b)
+    if forward_ad._current_level >= 0:
+        check_tangents(a=a, b=b)
     if not (is_plain(data_of(a)) and is_plain(data_of(b))) or needs_grad(a) or needs_grad(b):
         _check_fake(a=a, b=b)
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
@@ -266,7 +268,8 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     """``x @ w.T`` without torch's dispatcher, with a gradient where x needs one; None where torch must see the call,
     or `matmul` has more to say of the operands."""
     kind, y = float_dtype(out_dtype, "out_dtype"), None
-    check_tangents(x=x)
+    if forward_ad._current_level >= 0:
+        check_tangents(x=x)
     if not (isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()):
         y = direct.linear(x, w, kind, precision)
     elif precision == "exact" and (not w.data.is_cpu or (is_plain(x) and is_plain(w.data))):
@@ -278,7 +281,8 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
 
 def grouped_again(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
     """The product that `grouped_matmul` has given for operands of this form, in less time; None where it has not."""
-    check_tangents(x=x)
+    if forward_ad._current_level >= 0:
+        check_tangents(x=x)
     return None if w_stack.data.is_cpu else launches.grouped_again(x, w_stack, offsets, out_dtype)
 
 
@@ -290,7 +294,8 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
     if offsets.device != w_stack.data.device:
         raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
     given, kind = _operand(x, "x"), float_dtype(out_dtype, "out_dtype")
-    check_tangents(x=given)
+    if forward_ad._current_level >= 0:
+        check_tangents(x=given)
     made = None if w_stack.data.is_cpu else launches.grouped_matmul(given, w_stack, offsets, kind)
     if made is not None:
         return made
@@ -299,7 +304,8 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
     x = _floats(x, "x")
-    check_tangents(x=x)
+    if forward_ad._current_level >= 0:
+        check_tangents(x=x)
     low, high = clip or (None, None)
     values, _ = torch.ops.breccia.straight_through(x, recipe_key(recipe), clip is not None, low, high)
     return values

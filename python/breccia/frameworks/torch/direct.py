@@ -19,26 +19,22 @@ EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
 _DIRECT = (torch.float32, torch.float16, torch.bfloat16)  # of which every number is one of float32
 
 
-def is_readable(x: Any) -> bool:
-    """Whether the core may read the tensor's memory."""
+def is_plain(x: Any, writes: bool = True) -> bool:
+    """Whether the core may read the tensor's memory and write to what torch makes now: no mode and no transform of
+    torch must see the call. Without ``writes``, whether it may read alone."""
     return (
         not torch.compiler.is_dynamo_compiling()
         and type(x) in EXACT_TYPES
         and x.is_cpu
         and not torch._C._len_torch_dispatch_stack()
         and not launches.is_wrapped(x)
+        and not (writes and launches.is_any_transform_active())
     )
 
 
-def is_plain(x: Any) -> bool:
-    """Whether it may, and may write to what torch makes now: no mode and no transform of torch must see the call."""
-    return is_readable(x) and not launches.is_any_transform_active()
-
-
 def check_tangents(**operands: Any) -> None:
-    """Refuses operands with a derivative in forward mode, which our operators would take for zero."""
-    if forward_ad._current_level < 0 or torch.compiler.is_dynamo_compiling():
-        return
+    """Refuses operands with a derivative in forward mode, which our operators would take for zero. Called inside of
+    ``forward_ad.dual_level()`` alone, for a call takes time."""
     for argument, operand in operands.items():
         data = data_of(operand)
         if isinstance(data, torch.Tensor) and forward_ad.unpack_dual(data).tangent is not None:
