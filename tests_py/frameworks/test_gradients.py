@@ -504,6 +504,15 @@ def test_no_verb_drops_a_derivative_in_forward_mode(verb):
         call(x)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("verb", _verbs())
+def test_a_traced_function_computes(verb):
+    """What `torch.jit.trace` does not see is a constant to it, be it memory that was not written yet."""
+    call, x = _verbs()[verb], inputs().detach()
+    traced = torch.jit.trace(call, torch.zeros_like(x), check_trace=False)
+    torch.testing.assert_close(traced(x), call(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("recipe", cases.RECIPES.values(), ids=cases.RECIPES)
 def test_constants_in_functions_that_torch_transforms(recipe):
     """Transforms of torch.func wrap whatever is made while they run, also of what they do not see."""

@@ -28,7 +28,7 @@ def is_plain(x: Any, writes: bool = True) -> bool:
         and x.is_cpu
         and not torch._C._len_torch_dispatch_stack()
         and not launches.is_wrapped(x)
-        and not (writes and launches.is_any_transform_active())
+        and not (writes and (launches.is_any_transform_active() or launches.is_jit_tracing()))
     )
 
 

@@ -34,13 +34,14 @@ refusals: dict[tuple[Any, ...], str] = {}
 _forms: dict[tuple[Any, ...], int] = {}
 # Of torch.func. While a transform runs, it wraps whatever torch makes: that has no memory to write to.
 is_any_transform_active = torch._C._are_functorch_transforms_active
+is_jit_tracing = torch._C._is_tracing  # which takes what kernels write to for a constant
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _numbers = itertools.count()  # never the same one for two forms, whichever threads ask at once
 
 
 def is_transformed(tensor: Any) -> bool:
-    """Whether a transform must see what is done with a tensor."""
-    return bool(is_any_transform_active() or is_wrapped(tensor))
+    """Whether a transform, or ``torch.jit.trace``, must see what is done with a tensor."""
+    return bool(is_any_transform_active() or is_wrapped(tensor) or is_jit_tracing())
 
 
 def quiet(tensor: Any) -> bool:
@@ -265,7 +266,7 @@ def repeated_linear(
         like=x,
         parts=parts,
         names=names,
-        unless=(torch._C._len_torch_dispatch_stack, is_any_transform_active, _plan_module().hooked),
+        unless=(torch._C._len_torch_dispatch_stack, is_any_transform_active, is_jit_tracing, _plan_module().hooked),
         wrapped=is_wrapped,
         current_device=torch._C._cuda_getDevice,
     )
