@@ -235,6 +235,10 @@ def test_numpys_integers_are_integers():
     recipe = breccia.Float8BlockScaling(block_k=np.int64(64))
     assert (recipe, type(recipe.block_k)) == (breccia.Float8BlockScaling(block_k=64), int)
     assert breccia.PerBlockK(np.int32(64)) == breccia.PerBlockK(64)
+    assert breccia.lora_init(X, "nvfp4", np.int64(2))[0].shape == (2, X.shape[1])
+    torch = pytest.importorskip("torch")
+    layer = breccia.quantize(torch.nn.Linear(64, 32), "fp8", exact_rows=np.int64(2))
+    assert type(layer.exact_rows) is int
 
 
 def test_a_quantized_tensor_is_not_cast_again():

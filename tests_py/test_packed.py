@@ -158,6 +158,14 @@ def test_one_turn_or_join_makes_the_codes_once(monkeypatch):
     assert len(made) == 3
 
 
+def test_what_it_shows():
+    """What it is, as it takes three quarters of what a ScaledTensor of the same shape takes."""
+    for q in (pack(weight()), breccia.prepare(weight())):
+        name = f"breccia.{type(q).__name__}"
+        assert repr(q) == repr(weight()).replace("breccia.ScaledTensor", name)
+        assert f"<caption>{name}</caption>" in q._repr_html_()
+
+
 def test_refusals():
     with pytest.raises(TypeError, match="w must be a ScaledTensor, got ndarray"):
         pack(cases.normal((2, 32)))

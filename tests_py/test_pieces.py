@@ -201,6 +201,15 @@ def test_products_keep_the_arrays_dtype():
     np.testing.assert_array_equal(np.maximum.reduce(q), dequantize(q).max(0))
 
 
+@pytest.mark.parametrize("recipe", cases.RECIPES.values(), ids=cases.RECIPES)
+def test_tensors_without_values_are_shown(recipe):
+    """As of a model that a notebook makes on torch's meta device."""
+    torch = pytest.importorskip("torch")
+    q = breccia.cast(torch.ones(128, 256, device="meta"), recipe)
+    assert "rounding" in q._repr_html_()
+    assert repr(q).startswith("breccia.ScaledTensor(shape=(128, 256)")
+
+
 def test_a_strangers_tensor_is_shown():
     class Theirs:
         pass

@@ -385,7 +385,7 @@ class ScaledTensor(Generic[A]):
 
     def __repr__(self) -> str:
         return (
-            f"breccia.ScaledTensor(shape={self.shape}, data_dtype={self.data_dtype}, "
+            f"breccia.{type(self).__name__}(shape={self.shape}, data_dtype={self.data_dtype}, "
             f"scale_shape={tuple(self.scale.shape)}, recipe={type(self.recipe).__name__}, "
             f"layout={type(self.layout).__name__})"
         )

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from breccia import verbs  # noqa: E402
 from breccia.nn import ScaledExperts, expert_products  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples/14_moe_in_fp8.py"
 EXPERTS, HIDDEN, INTERMEDIATE, TOKENS, CHOICES = 5, 256, 128, 150, 2
@@ -242,6 +243,34 @@ def test_a_model_around_it_compiles():
     wanted = torch.autograd.grad(z, [x, layer.gate_up_proj], grad)
     for one, other in zip((y, *found), (z, *wanted), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_compiling_it_says_why_not():
+    torch._dynamo.reset()
+    layer, x, index, weights, _ = drawn()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"ScaledExperts out: .* without fullgraph"):
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(x, index, weights)
+
+
+def test_exported():
+    layer, x, index, weights, _ = drawn()
+    with torch.no_grad():
+        program = torch.export.export(layer, (torch.zeros_like(x), torch.zeros_like(index), weights)).module()
+        assert torch.equal(program(x, index, weights), layer(x, index, weights))
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_shapes_without_memory(kind):
+    """As tools that count memory ask for them: of the backward pass, too."""
+    sizes = np.int64(3), np.int32(128), np.uint16(256)  # NumPy's integers are integers
+    with FakeTensorMode() if kind == "fake" else torch.device("meta"):
+        layer = ScaledExperts(*sizes, dtype=torch.bfloat16)
+        x, weights = torch.ones(5, 128).requires_grad_(), torch.ones(5, 2).requires_grad_()
+        y = layer(x, torch.zeros(5, 2, dtype=torch.long), weights)
+        y.sum().backward()
+    for one in (x, weights, *layer.parameters()):
+        assert (one.grad.shape, one.grad.dtype) == (one.shape, one.dtype)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
 
 
 @pytest.fixture(scope="module")

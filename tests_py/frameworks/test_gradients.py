@@ -560,8 +560,9 @@ def test_without_memory(activations):
 
 @pytest.mark.parametrize(("wrong", "message"), [
     (np.ones((2, K), np.float32), "input must be a torch tensor, got ndarray"),
-    (torch.ones(2, K, dtype=torch.int32), "input must be of a float dtype, got torch.int32"),
-    (torch.ones(2, K, dtype=torch.complex64), "input must be of a float dtype, got torch.complex64"),
+    (torch.ones(2, K, dtype=torch.int32), "input must be of a float dtype, of 16 bits or more, got torch.int32"),
+    (torch.ones(2, K, dtype=torch.complex64), "input must be of a float dtype, .* got torch.complex64"),
+    (torch.ones(2, K).to(torch.float8_e5m2), "input must be of a float dtype, .* got torch.float8_e5m2"),
 ])  # fmt: skip
 def test_inputs_are_checked(wrong, message):
     for layer in (layer_of(breccia.NVFP4BlockScaling()), ScaledLinear(K, N)):

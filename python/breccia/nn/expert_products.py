@@ -16,9 +16,11 @@ import itertools
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from breccia import verbs
 from breccia.frameworks.torch import launches
+from breccia.frameworks.torch.direct import is_plain
 from breccia.frameworks.torch.gradients import once_of_saved
 from breccia.frameworks.torch.tensors import NATIVE, cast_here, parts_to_tensor
 from breccia.kernels import triton
@@ -120,7 +122,7 @@ def swiglu_gradient(x: Any, weights: Any, grad: Any) -> tuple[ScaledTensor, Scal
 
 def _cast(values: Any) -> ScaledTensor:
     """The cast that is a part of SwiGLU and of its gradient."""
-    if values.device.type == "cpu":
+    if is_plain(values):
         return cast_here(values, ROWS)
     return verbs.cast(values, ROWS)
 
@@ -167,6 +169,8 @@ def weight_gradient(left: ScaledTensor, right: ScaledTensor, routed: Routes, of:
 
         a, b = (_turned(q, source) for q, source in zip((left, right), sources, strict=True))
         return experts_gradient(a[0], b[0], a[1], b[1], routed.offsets, dtype)
+    if left.data.is_meta or is_fake(left.data):
+        return left.data.new_empty((len(routed.offsets) - 1, left.shape[1], right.shape[1]), dtype=dtype)
     q, r = (
         transpose(q if source is None else permute(q, source)).value
         for q, source in zip((left, right), sources, strict=True)
@@ -225,7 +229,9 @@ def _given(weights: Any, routed: Routes) -> Any:
     return given[:rows]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # Inductor has no E8M0 in the code it makes for CPUs
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="torch.compile leaves ScaledExperts out: Inductor has no E8M0 in code for CPUs. Compile without fullgraph"
+)
 def apply(x: Any, gate_up: Any, down: Any, index: Any, weights: Any) -> Any:
     """The layer of x (T, H): weights (E, 2 I, H) and (E, H, I), choices and what they give (T, k)."""
     return _Experts.apply(x, gate_up, down, index, weights)

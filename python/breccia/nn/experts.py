@@ -11,6 +11,7 @@ import torch
 from breccia.nn import expert_products
 from breccia.nn.expert_products import GROUP
 from breccia.nn.layers import as_autocast
+from breccia.value.inputs import is_integer
 
 
 class ScaledExperts(torch.nn.Module):  # type: ignore[misc]
@@ -44,11 +45,13 @@ class ScaledExperts(torch.nn.Module):  # type: ignore[misc]
         self, num_experts: int, hidden_size: int, intermediate_size: int, *, device: Any = None, dtype: Any = None
     ) -> None:
         super().__init__()
-        if not isinstance(num_experts, int) or num_experts < 1:
+        if not is_integer(num_experts) or num_experts < 1:
             raise ValueError(f"num_experts must be a positive integer, got {num_experts!r}")
         for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
-            if not isinstance(size, int) or size < 1 or size % GROUP:
+            if not is_integer(size) or size < 1 or size % GROUP:
                 raise ValueError(f"{name} must be a positive multiple of {GROUP}, got {size!r}")
+        # Of NumPy's integers torch.compile would make tensors.
+        num_experts, hidden_size, intermediate_size = map(int, (num_experts, hidden_size, intermediate_size))
         self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
         made = {"device": device, "dtype": dtype}
         self.gate_up_proj = torch.nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size, **made))

@@ -13,6 +13,7 @@ from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.frameworks.torch import byte_parameters, direct, direct_linear, from_pickle, launches, to_pickle
 from breccia.frameworks.torch import gradients as torch_gradients
+from breccia.frameworks.torch.tensors import FLOATS
 from breccia.nn import states
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
@@ -20,6 +21,7 @@ from breccia.scaled_tensor import ScaledTensor, ready
 from breccia.schemes.inputs import largest_code
 from breccia.value.display import brief
 from breccia.value.form import PARTS, Form
+from breccia.value.inputs import is_integer
 from breccia.verbs.packed import PackedWeight
 
 _ROLES = ("x", "w", "grad")
@@ -167,10 +169,10 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             # A cast on a GPU may store scales in the order that FP8 products want of activations.
             self.register_buffer(f"weight_{part}", array.contiguous() if part == "scale" else array)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
-        if not isinstance(exact_rows, int) or exact_rows < 0:
+        if not is_integer(exact_rows) or exact_rows < 0:
             raise ValueError(f"exact_rows must be a non-negative integer, got {exact_rows!r}")
         self.activations = None if activations is None else resolve(activations, "activations")
-        self.exact_rows = exact_rows
+        self.exact_rows = int(exact_rows)
         self.gradients = gradients if gradients in (None, torch_gradients.BF16) else resolve(gradients, "gradients")
         if input_scale is not None:
             if not isinstance(input_scale, torch.Tensor) or input_scale.numel() != 1:
@@ -393,8 +395,8 @@ def as_autocast(x: Any, argument: str = "input") -> Any:
     """An input as ``torch.autocast`` has those of linear layers: in its dtype, but for float64."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{argument} must be a torch tensor, got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"{argument} must be of a float dtype, got {x.dtype}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{argument} must be of a float dtype, of 16 bits or more, got {x.dtype}")
     if forward_ad._current_level >= 0:
         direct.check_tangents(**{argument: x})
     kind = x.device.type

@@ -51,7 +51,7 @@ def html_of(scaled: ScaledTensor) -> str:
         f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
         for name, text in rows.items()
     )
-    return f"<table><caption>breccia.ScaledTensor</caption>{cells}</table>"
+    return f"<table><caption>breccia.{type(scaled).__name__}</caption>{cells}</table>"
 
 
 def _bytes(scaled: ScaledTensor) -> str:
@@ -69,7 +69,7 @@ def _numbers(scaled: ScaledTensor) -> dict[str, str]:
         rounding = f"a value moves by 1/{2 ** (element.mantissa_bits + 1)} of itself at most, but near zero"
     try:
         scales = np.abs(scale_values(scaled))
-    except TypeError:  # traced
+    except (TypeError, RuntimeError):  # traced, deleted, or on a device without memory
         return {"rounding": rounding}
     known = scales[np.isfinite(scales) & (scales > 0)]
     text = f"{scales.size:,}"

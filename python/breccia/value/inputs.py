@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no function takes of a NumPy array, though NumPy would convert it: a mask, and numbers beyond float32."""
+"""What no function takes of a NumPy array, though NumPy would convert it: a mask, and numbers beyond float32; and what
+all take for an integer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+
+def is_integer(number: Any) -> bool:
+    """Whether it is one of Python's or NumPy's."""
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def refuse_mask(array: Any, argument: str) -> None:

@@ -17,6 +17,7 @@ from breccia import frameworks
 from breccia.layouts import Layout
 from breccia.value import foreign
 from breccia.value.form import Form, axis_of
+from breccia.value.inputs import is_integer
 
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
@@ -125,7 +126,7 @@ def _picks(key: Any, shape: tuple[int, ...]) -> list[Any]:
         raise IndexError(f"an index of shape {shape} may have {len(shape)} parts, got {len(given)}")
     picks = given[:at] + [slice(None)] * missing + given[at + 1 :]
     for pick in picks:
-        if not isinstance(pick, (slice, list)) and not _is_integer(pick) and not hasattr(pick, "shape"):
+        if not isinstance(pick, (slice, list)) and not is_integer(pick) and not hasattr(pick, "shape"):
             raise TypeError(f"an index must be of integers, slices and one array, got {type(pick).__name__}")
     chosen = [axis for axis, pick in enumerate(picks) if not isinstance(pick, slice)]
     arrays = 0
@@ -135,7 +136,7 @@ def _picks(key: Any, shape: tuple[int, ...]) -> list[Any]:
     if arrays > 1:
         raise TypeError("an index may have one array, got more")
     for axis in chosen:
-        if _is_integer(picks[axis]):
+        if is_integer(picks[axis]):
             at, extent = operator.index(picks[axis]), shape[axis]
             if not -extent <= at < extent:
                 raise IndexError(f"index {at} must be within axis {axis} of {extent}")
@@ -155,10 +156,6 @@ def _numbers(pick: Any, axis: int, extent: int) -> Any:
     if pick.size and not (-extent <= pick.min() and pick.max() < extent):
         raise IndexError(f"indices {pick.min()} to {pick.max()} must be within axis {axis} of {extent}")
     return pick.astype(np.int64)
-
-
-def _is_integer(pick: Any) -> bool:
-    return isinstance(pick, (int, np.integer)) and not isinstance(pick, bool)
 
 
 def _spelled(pick: Any) -> str:
@@ -262,8 +259,8 @@ def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
 
 
 def _extents(shape: tuple[Any, ...], scaled: ScaledTensor) -> tuple[int, ...]:
-    given = shape[0] if len(shape) == 1 and not _is_integer(shape[0]) else shape
-    if not isinstance(given, Iterable) or not all(map(_is_integer, given)):
+    given = shape[0] if len(shape) == 1 and not is_integer(shape[0]) else shape
+    if not isinstance(given, Iterable) or not all(map(is_integer, given)):
         raise TypeError(f"shape must be integers or a tuple of them, got {given!r}")
     wanted = [operator.index(extent) for extent in given]
     size = math.prod(scaled.shape)

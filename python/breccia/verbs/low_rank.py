@@ -12,6 +12,7 @@ from breccia import frameworks, verbs
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.inputs import is_integer
 
 __all__ = ["lora_init"]
 
@@ -39,7 +40,7 @@ def lora_init(w: Any, recipe: ScalingRecipe | str | ScaledTensor, rank: int, imp
     """
     if isinstance(w, ScaledTensor):
         raise TypeError("w must be the weight before it is quantized, an array of floats, got a ScaledTensor")
-    if not isinstance(rank, int) or isinstance(rank, bool):
+    if not is_integer(rank):
         raise TypeError(f"rank must be an integer, got {rank!r}")
     shape = tuple(getattr(w, "shape", ()))
     if len(shape) != 2 or 0 in shape:

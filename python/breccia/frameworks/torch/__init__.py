@@ -113,6 +113,8 @@ def from_pickle(array: Any, name: str) -> Any:
 def to_device(array: Any, device: Any) -> Any:
     try:
         return array.to(torch.device(device))
+    except NotImplementedError:  # of the meta device, which has no values to move
+        raise
     except (AssertionError, RuntimeError) as error:  # torch asserts that it was built for a GPU
         raise ValueError(f"target must be a framework or a torch device, got {device!r}: {error}") from None
 
@@ -288,9 +290,8 @@ def grouped_again(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
     if not isinstance(offsets, torch.Tensor) or offsets.is_floating_point() or offsets.is_complex():
-        raise TypeError(
-            f"offsets must be a tensor of integers, got {getattr(offsets, 'dtype', type(offsets).__name__)}"
-        )
+        got = f"one of {offsets.dtype}" if isinstance(offsets, torch.Tensor) else type(offsets).__name__
+        raise TypeError(f"offsets must be a tensor of integers, got {got}")
     if offsets.device != w_stack.data.device:
         raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
     given, kind = _operand(x, "x"), float_dtype(out_dtype, "out_dtype")
@@ -381,7 +382,8 @@ def _check_dense(x: Any, argument: str) -> None:
     if torch.compiler.is_dynamo_compiling():  # which knows dense tensors only
         return
     if x.layout != torch.strided or x.is_nested:
-        raise TypeError(f"{argument} must be a dense tensor (layout torch.strided), got layout {x.layout}")
+        got = "a nested one" if x.is_nested else f"layout {x.layout}"
+        raise TypeError(f"{argument} must be a dense tensor (layout torch.strided), got {got}")
 
 
 def _check_fake(**operands: Any) -> None:
