@@ -88,6 +88,15 @@ def test_signatures(path):
     assert all(p.default is not REQUIRED for p in parameters[len(wanted) :])
 
 
+@pytest.mark.parametrize("module", ["breccia", "breccia.bridges", "breccia.kernels.reference"])
+def test_names_by_star(module):
+    names = {}
+    exec(f"from {module} import *", names)
+    for path in FUNCTIONS:
+        place, _, name = path.rpartition(".")
+        assert place != module or names[name] is found(path)
+
+
 def test_version():
     assert isinstance(breccia.__version__, str)
     assert breccia.__version__.count(".") >= 2

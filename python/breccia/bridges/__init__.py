@@ -110,6 +110,8 @@ def _home() -> dict[str, ModuleType]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # of ``from breccia.bridges import *``
+        return [*_home(), "bridge", "registry"]
     if name.startswith("__") or name not in _home():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(_home()[name], name)
