@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")
 import minilm  # noqa: E402
-from breccia.nn import QuantizedLinear  # noqa: E402
+from breccia.nn import QuantizedLinear, ScaledLinear  # noqa: E402
 
 RECIPES = [breccia.NVFP4BlockScaling(), breccia.MXFP8BlockScaling(), breccia.INT4Scaling(32, False, "fp16", False)]
 
@@ -111,6 +111,18 @@ def test_conversions_of_the_model_leave_codes_alone():
     torch.testing.assert_close(breccia.dequantize(half[0].weight), before, rtol=0, atol=0)
     assert half(torch.ones(2, 64, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert quantized.to("meta")[0].weight_data.device.type == "meta"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_move_that_fails_leaves_the_layer_as_it_is(bias):
+    """As to a GPU that is not there."""
+    quantized = breccia.quantize(torch.nn.Linear(64, 32, bias=bias), "nvfp4")
+    training = ScaledLinear(64, 32, bias, breccia.autograd.LinearRecipes.delayed())
+    for layer in (quantized, copy.deepcopy(quantized).make_shardable_(), training.eval()):
+        wanted = layer(torch.ones(2, 64))
+        with pytest.raises((RuntimeError, AssertionError)):
+            layer.to("xpu")
+        assert torch.equal(layer(torch.ones(2, 64)), wanted)
 
 
 def test_inputs_get_gradients_and_the_model_compiles():

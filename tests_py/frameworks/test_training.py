@@ -310,3 +310,28 @@ def test_delayed_state_is_part_of_the_module():
     other.load_state_dict(state)
     torch.testing.assert_close(other.eval()(x), layer.eval()(x), rtol=0, atol=0)
     torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=0.2, atol=0.2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_delayed_scales_stay_float32_in_a_model_of_another_dtype(dtype):
+    """Of small gradients float16 has no scale but infinity, under which codes are zero."""
+    torch = pytest.importorskip("torch")
+    from breccia.nn import ScaledLinear
+
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    converted = ScaledLinear(64, 32, recipes=LinearRecipes.delayed())
+    made = ScaledLinear(64, 32, recipes=LinearRecipes.delayed(), dtype=kind)
+    model = torch.nn.Sequential(converted).to(kind)
+    made.load_state_dict(converted.state_dict())
+    assert all(buffer.dtype == torch.float32 for buffer in model.buffers())
+    x = torch.randn(8, 64, dtype=kind)
+    for _ in range(3):
+        found = []
+        for layer in (made, model):
+            y = x.clone().requires_grad_()
+            layer(y).backward(torch.full((8, 32), 1e-4, dtype=kind))
+            found.append(y.grad)
+        assert torch.equal(*found)
+    assert found[0].abs().sum() > 0
+    assert converted.to("meta").grad_amax.is_meta

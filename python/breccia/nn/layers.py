@@ -115,6 +115,10 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
         if hasattr(self, f"{role}_amax"):
             self._keep(role, delayed.record(self._state(role), x.detach()))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Histories stay float32 in a model of another dtype: float16 has no scale above 65504, as small gradients have.
+        return _apply_to_bytes(self, fn, lambda: super(ScaledLinear, self)._apply(fn, recurse))
+
 
 class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     """A linear layer with a quantized weight, for inference and for training what is around it.
@@ -379,16 +383,29 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.
-        buffers = dict(self._buffers)
-        self._buffers.clear()
         self._repeats.clear()
-        super()._apply(lambda tensor: byte_parameters.applied(fn, tensor), recurse)
-        for name, buffer in buffers.items():
-            if buffer is not None:
-                moved = fn(buffer.reshape(-1).view(torch.uint8))
-                buffer = moved.view(buffer.dtype).reshape(buffer.shape)  # noqa: PLW2901
-            self._buffers[name] = buffer
-        return self
+        return _apply_to_bytes(
+            self,
+            fn,
+            lambda: super(QuantizedLinear, self)._apply(lambda one: byte_parameters.applied(fn, one), recurse),
+        )
+
+
+def _apply_to_bytes(module: Any, fn: Any, apply_to_parameters: Any) -> Any:
+    """``_apply`` of a module whose buffers are to keep their bits. Where ``fn`` fails, they stay what they were."""
+    buffers = dict(module._buffers)
+    module._buffers.clear()
+    try:
+        apply_to_parameters()
+    finally:
+        module._buffers.update(buffers)
+    moved = {
+        name: fn(part.reshape(-1).view(torch.uint8)).view(part.dtype).reshape(part.shape)
+        for name, part in buffers.items()
+        if part is not None
+    }
+    module._buffers.update(moved)
+    return module
 
 
 def as_autocast(x: Any, argument: str = "input") -> Any:
