@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import breccia
+import lora_peer
 import numpy as np
 import pytest
 from breccia import checkpoint
@@ -15,6 +16,7 @@ from breccia import checkpoint
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("accelerate")
+lora_peer.peft()  # which models of diffusers import
 pytestmark = pytest.mark.filterwarnings("ignore")
 HEADS = {"num_attention_heads": 4, "attention_head_dim": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
