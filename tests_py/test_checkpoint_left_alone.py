@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from breccia import recipe_names
+from breccia import bridges, recipe_names
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, plan, save_arrays, target_names, verify
 from breccia.checkpoint.judging.verify import values
 from breccia.checkpoint.reading.source import is_float
@@ -109,6 +109,25 @@ def test_parameters_that_are_no_weight_of_a_layer_keep_name_and_values(
     assert all(found[name].shape == shape and is_float(found[name]) for name, shape in NO_WEIGHTS.items())
     if to in recipe_names.names():
         assert all(found[name].recipe is not None for name in IN_ONE)
+
+
+@pytest.mark.parametrize("source", ["floats", "mxfp8"])
+@pytest.mark.parametrize("name", [one for one in target_names() if ":" in one and not one.startswith("onnx")])
+def test_experts_in_one_tensor_stay_where_no_program_knows_their_scales(name: str, source: str, tmp_path: Path) -> None:
+    """transformers loads Granite's codes without their scales, and says nothing."""
+    bridge = bridges.registry()[name.partition(":")[0]]
+    if name == "deepseek:mxfp4" or bridge.container.whole:
+        return
+    expert = "model.layers.0.block_sparse_moe.input_linear.weight"
+    arrays = {expert: weight(2, 128, 128), "model.layers.0.self_attn.q_proj.weight": weight(128, 128)}
+    save_arrays(arrays, tmp_path / "floats.safetensors")
+    convert(tmp_path / "floats.safetensors", tmp_path / "mxfp8.safetensors", "mxfp8")
+    notes = convert(tmp_path / f"{source}.safetensors", tmp_path / "out.safetensors", name)["notes"]
+    found = {one.name: one for one in Checkpoint(tmp_path / "out.safetensors").found}
+    if bridge.readers.fused_experts:
+        return
+    assert is_float(found[expert])
+    assert [n for n in notes if n.startswith(expert) and "experts of a layer in one tensor have no form" in n]
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ class Readers:
     """What the programs that load a format know, beside matrices of linear layers.
 
     Attributes:
-        fused_experts: all experts of a layer in one tensor with inputs before outputs.
+        fused_experts: all experts of a layer in one tensor.
         single_experts: experts in tensors of their own.
         experts_together: whether they want all experts of a layer in one tensor.
         gates_apart: whether they want the gates of gpt-oss' experts apart from the others, which its makers keep in

@@ -295,11 +295,11 @@ def unread_embedding(name: str, target: Target) -> str:
 def _without_a_place(found: Found, target: Target) -> str:
     """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
     bridge = target.bridge
-    if is_turned(found.name, found.shape, target.model):
-        if len(found.shape) == 2 and not bridge.readers.turned_weights:
-            return f"weights with inputs before outputs have no form in {target.format} that a program loads"
-        if len(found.shape) == 3 and not bridge.readers.fused_experts:
-            return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
+    turned = is_turned(found.name, found.shape, target.model)
+    if turned and len(found.shape) == 2 and not bridge.readers.turned_weights:
+        return f"weights with inputs before outputs have no form in {target.format} that a program loads"
+    if len(found.shape) == 3 and not bridge.readers.fused_experts and (turned or found.name.endswith(".weight")):
+        return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
     if found.format != "plain" and not bridge.takes(found.name, found.shape):
         return f"{target.format} has no place for it"
     if why := bridge.why_not(found.name):
