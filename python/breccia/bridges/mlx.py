@@ -270,6 +270,8 @@ def why_not(name: str) -> str:
     """Why a weight must not be quantized though the format could hold it."""
     if name.endswith("kv_b_proj.weight"):
         return "mlx-lm takes kv_b_proj apart and knows it in floats, or in 4 bits with biases"
+    if name.endswith(("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")):
+        return "mlx-lm takes Granite's experts apart and knows them in floats"
     return ""
 
 
