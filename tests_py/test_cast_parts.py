@@ -158,6 +158,19 @@ def test_traced_amax_and_position():
         return cast(piece, recipe, rounding="stochastic", seed=7, amax=amax, offset=(begin * COLS, COLS))
 
     same(of(x[128:], np.abs(x).max(), 128), whole, 0, 128, ROWS, ROWS)
+    alone = jax.jit(lambda x, at: cast(x, recipe, rounding="stochastic", seed=7, offset=at))(x, 0)
+    same(alone, whole, 0, 0, ROWS, ROWS)
+
+
+def test_amax_of_members_of_a_batch():
+    """vmap leaves a divisor that compilers invert."""
+    jax = pytest.importorskip("jax")
+    batch = np.stack([tensor() * np.float32(1 + i / 7) for i in range(6)])
+    for recipe in filter(takes_amax, cases.RECIPES.values()):
+        amax = np.stack([amax_of(x, recipe) for x in batch])
+        made = jax.vmap(lambda x, amax, recipe=recipe: cast(x, recipe, amax=amax))(batch, amax)
+        for i, x in enumerate(batch):
+            same(jax.tree.map(lambda part, i=i: part[i], made), cast(x, recipe), 0, 0, ROWS, ROWS)
 
 
 @pytest.mark.parametrize(

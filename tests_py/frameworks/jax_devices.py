@@ -8,6 +8,7 @@ recipes a part takes its turn, as cases do that are alike (tests_py/conftest.py)
 user's program is: bytes are compared of it, which optimization could change.
 """
 
+import itertools
 import os
 import re
 import sys
@@ -137,6 +138,129 @@ def more_devices_than_blocks():
             same(breccia.cast(placed, recipe), reference, (name, spec))
             values = jax.jit(lambda x, recipe=recipe: breccia.dequantize(breccia.cast(x, recipe)))(placed)
             assert np.asarray(values).tobytes() == back.tobytes(), (name, spec)
+
+
+def of_bytes(x):
+    """An array's dtype, shape and bytes, to compare."""
+    x = np.asarray(x)
+    return x.dtype, x.shape, x.tobytes()
+
+
+def close(made, reference, what):
+    """Of products: few rows may take another kernel than many."""
+    np.testing.assert_allclose(np.asarray(made), np.asarray(reference), rtol=1e-5, atol=1e-4, err_msg=str(what))
+
+
+def results_lie_where_operands_do():
+    x, last = cases.normal((32, 64)), jax.devices()[-1]
+    there, free = jax.device_put(x, last), jnp.asarray(x)
+    for array, bound in ((there, True), (free, False)):
+        q = breccia.cast(array, "mxfp8")
+        made = [q, breccia.requantize(q, "nvfp4"), breccia.dequantize(q), breccia.matmul(array, q.mT)]
+        made += [breccia.linear(array, q), breccia.cast_ste(array, "mxfp8"), q.view(), breccia.transpose(q).value]
+        for one in jax.tree.leaves(made[:-1] + [made[-1]] * bound):
+            assert one.devices() == array.devices() and one.committed == bound, (one.devices(), one.committed)
+    sharded = jax.device_put(x, NamedSharding(mesh(), P("d")))
+    for a, b in ((free, sharded), (sharded, free)):  # jax moves what lies nowhere in particular
+        w = breccia.cast(b, "mxfp8")
+        for product in (breccia.linear, jax.jit(breccia.linear)):
+            close(product(a, w), breccia.linear(free, breccia.cast(free, "mxfp8")), "moved")
+    try:
+        breccia.linear(there, breccia.cast(sharded, "mxfp8"))
+    except TypeError as error:
+        assert "must be on one device, got (CpuDevice(id=3),) and (CpuDevice(id=0), CpuDevice(id=1)," in str(error)
+    else:
+        raise AssertionError
+
+
+def other_verbs_gather():
+    x, w = cases.normal((32, 128)), cases.normal((4, 64, 128), seed=3)
+    ends, importance = np.array([0, 3, 3, 20, 24]), np.linspace(0.5, 2, 128, dtype=np.float32)
+    verbs = {
+        "grouped": lambda x, q: breccia.grouped_matmul(x, q, ends),
+        "transpose": lambda x, q: breccia.transpose(breccia.cast(x, "mxfp8")).value,
+        "numpy": lambda x, q: q.to("numpy").to("jax"),
+        "importance": lambda x, q: breccia.cast(x, "nvfp4", importance=importance),
+        "amax": lambda x, q: breccia.cast(x, "nvfp4", amax=jnp.max(jnp.abs(x))),
+        "offset": lambda x, q: breccia.cast(x, "mxfp8", rounding="stochastic", seed=3, offset=jnp.int32(128)),
+    }
+    q = breccia.cast(jnp.asarray(w), "mxfp8")
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        with jax.set_mesh(mesh(kind)):
+            for turn, (name, verb) in enumerate(verbs.items()):
+                reference = verb(jnp.asarray(x), q)
+                for spec, w_spec in some(((P("d", "a"), P("a")), (P("a"), P(None, "d")), (P(), P("d", "a"))), turn, 2):
+                    placed = jax.device_put(x, NamedSharding(mesh(kind), spec))
+                    weights = breccia.cast(jax.device_put(w, NamedSharding(mesh(kind), w_spec)), "mxfp8")
+                    at_once = name in ("transpose", "numpy", "importance")
+                    for call in (verb,) if at_once else (verb, jax.jit(verb)):
+                        made = call(placed, weights)
+                        if name == "grouped":
+                            close(made, reference, (name, kind, spec))
+                        else:
+                            same(made, reference, (name, kind, spec))
+    try:
+        breccia.prepare(weights)
+    except ValueError as error:
+        assert "w must be in the memory of one CPU" in str(error)
+    else:
+        raise AssertionError
+
+
+def gradients_of_explicit_axes():
+    explicit = mesh(AxisType.Explicit)
+    x = cases.normal((32, 256), seed=2)
+    with jax.set_mesh(explicit):
+        for turn, name, recipe in recipes_in_turn():
+            q = breccia.cast(jnp.asarray(x), recipe)
+            losses = [
+                lambda x, q, f=f, r=recipe: jnp.sum(f(x, r) ** 2) for f in (breccia.cast_ste, breccia.cast_ste_clipped)
+            ]
+            losses.append(lambda x, q: jnp.sum(breccia.linear(x, q) ** 2))
+            for loss, spec in zip(losses, some(SPECS, turn, 3), strict=False):
+                placed, weight = jax.device_put(x, spec), q.map(lambda part: jax.device_put(part, P()))
+                made = jax.jit(jax.grad(loss))(placed, weight)
+                assert made.sharding.is_equivalent_to(placed.sharding, 2), (name, spec, made.sharding)
+                reference = jax.grad(loss)(jnp.asarray(x), q)
+                np.testing.assert_allclose(np.asarray(made), np.asarray(reference), rtol=1e-4, atol=1e-3, err_msg=name)
+        recipes = autograd.LinearRecipes.fp8()
+        for spec in some(SPECS, 0, 2):
+            placed = jax.device_put(x, spec)
+            made = jax.grad(lambda x, w: jnp.sum(autograd.linear(x, w, recipes=recipes)), (0, 1))(placed, placed)
+            assert all(one.sharding.is_equivalent_to(placed.sharding, 2) for one in made), spec
+
+
+def batches():
+    """Explicit axes may split what vmap goes over."""
+    x = cases.normal((4, 32, 256))
+    for turn, name, recipe in recipes_in_turn():
+        cast = jax.vmap(lambda x, recipe=recipe: breccia.cast(x, recipe))
+        values = jax.vmap(lambda x, recipe=recipe: breccia.dequantize(breccia.cast(x, recipe)))
+        reference, back = cast(jnp.asarray(x)), of_bytes(values(jnp.asarray(x)))
+        specs = (P("d"), P("a", None, "d"), P(None, "d", "a"), P(None, None, "d"))
+        for kind, spec in some(itertools.product((AxisType.Explicit, AxisType.Auto), specs), turn):
+            with jax.set_mesh(mesh(kind)):
+                placed = jax.device_put(x, NamedSharding(mesh(kind), spec))
+                same(jax.jit(cast)(placed), reference, (name, kind, spec))
+                assert of_bytes(jax.jit(values)(placed)) == back, (name, kind, spec)
+
+
+def inside_of_checked_shard_map():
+    """Of parts by themselves, where jax checks over which axes results vary; with some axes left to the compiler."""
+    x = cases.normal((64, 256))
+    for turn, name, recipe in recipes_in_turn():
+        for kind, names in some(itertools.product((AxisType.Auto, AxisType.Explicit), ({"a"}, {"a", "d"})), turn):
+
+            def part(x, recipe=recipe):
+                q = breccia.cast(x, recipe)
+                return breccia.dequantize(q), breccia.dequantize(breccia.requantize(q, "int8")), breccia.linear(x, q)
+
+            reference = [np.concatenate(parts) for parts in zip(*map(part, np.split(x, 2)), strict=True)]
+            split = jax.shard_map(part, mesh=mesh(kind), in_specs=P("a"), out_specs=P("a"), axis_names=names)
+            made = jax.jit(split)(jax.device_put(x, NamedSharding(mesh(kind), P("a"))))
+            for one, other in zip(made, reference, strict=True):
+                close(one, other, (name, kind, names))
+            assert of_bytes(made[0]) == of_bytes(reference[0]), (name, kind, names)
 
 
 def explicit_axes():

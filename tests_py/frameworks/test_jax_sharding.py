@@ -12,7 +12,18 @@ import pytest
 
 pytest.importorskip("jax")
 SCRIPT = Path(__file__).parent / "jax_devices.py"
-HELPERS = {"some", "recipes_in_turn", "mesh", "values", "same", "moved", "legal", "recipe_is_split"}
+HELPERS = {
+    "some",
+    "recipes_in_turn",
+    "mesh",
+    "values",
+    "same",
+    "moved",
+    "legal",
+    "recipe_is_split",
+    "of_bytes",
+    "close",
+}
 TESTS = [one.name for one in ast.parse(SCRIPT.read_text()).body if isinstance(one, ast.FunctionDef)]
 NAMES = [name for name in TESTS if name not in HELPERS]
 GROUPS = [",".join(NAMES[i::3]) for i in range(3)]  # each of a process, which imports JAX once for all of them

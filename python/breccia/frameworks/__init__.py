@@ -117,7 +117,8 @@ def common(*arrays: Any) -> Framework:
     for array in arrays[1:]:
         if of(array) is not framework:
             raise TypeError(f"operands must be of one framework, got {' and '.join(map(_kind, arrays))}")
-    places = [place for place in map(framework.place, arrays) if place is not None]
+    bound_to = getattr(framework, "bound_to", framework.place)
+    places = [place for place in map(bound_to, arrays) if place is not None]
     for place in places[1:]:
         if place != places[0]:
             raise TypeError(f"operands must be on one device, got {' and '.join(map(str, places))}")

@@ -60,10 +60,8 @@ def grouped_matmul(x: ScaledTensor[A] | A, w_stack: ScaledTensor[A], offsets: An
 def by_expert(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
     """One product per expert; reads the offsets on the host."""
     ends = checked_offsets(offsets, x.shape[0])
-    parts = [
-        matmul(_rows(x, start, stop), _part(w_stack, e).mT, out_dtype)
-        for e, (start, stop) in enumerate(itertools.pairwise(ends))
-    ]
+    some = [(e, start, stop) for e, (start, stop) in enumerate(itertools.pairwise(ends)) if start < stop] or [(0, 0, 0)]
+    parts = [matmul(_rows(x, start, stop), _part(w_stack, e).mT, out_dtype) for e, start, stop in some]
     xp = frameworks.of(parts[0]).namespace
     return xp.pad(xp.concatenate(parts, 0), x.shape[0] - ends[-1], 0)
 

@@ -81,11 +81,17 @@ def prepare(w: ScaledTensor[A]) -> PreparedWeight[A]:
 
     Raises:
         TypeError: ``w`` is not a ScaledTensor.
+        ValueError: it is on another device, on several, or traced.
     """
     if not isinstance(w, ScaledTensor):
         raise TypeError(f"w must be a ScaledTensor, got {type(w).__name__}")
     if isinstance(w, PreparedWeight):
         return w
     made = _prepared(w)
-    made._core  # noqa: B018 (the copy is made now, not in the first product)
+    try:
+        made._core  # noqa: B018 (the copy is made now, not in the first product)
+    except ValueError:
+        raise ValueError(
+            "w must be in the memory of one CPU, whose kernels read it: it is traced, on another device or on several"
+        ) from None
     return made

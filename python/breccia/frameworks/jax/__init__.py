@@ -15,10 +15,12 @@ import numpy as np
 from breccia import _core, recipes
 from breccia.delayed import AmaxHistory
 from breccia.frameworks.jax import callbacks, ffi, partition
+from breccia.frameworks.jax import sharding as cuts
 from breccia.frameworks.jax.arguments import check_here, dtype_name, floats, is_here, parts_here
 from breccia.frameworks.jax.callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
 from breccia.frameworks.jax.namespace import JAX
 from breccia.frameworks.jax.products import direct_linear as direct_linear
+from breccia.frameworks.jax.products import grouped_matmul as grouped_matmul
 from breccia.frameworks.jax.products import matmul as matmul
 from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe, _spec
@@ -46,7 +48,13 @@ def to_core(array: Any, argument: str) -> Any:
 
 def place(array: Any) -> Any:
     check_here(array, "operands")
-    return array.devices() if is_concrete(array) else None
+    return tuple(sorted(array.devices(), key=lambda device: device.id)) if is_concrete(array) else None
+
+
+def bound_to(array: Any) -> Any:
+    """As `place`; None where jax moves an array to the devices of others."""
+    at = place(array)
+    return at if at is not None and getattr(array, "committed", True) else None
 
 
 def dtype(name: str) -> Any:
@@ -63,7 +71,7 @@ def native(array: Any, fmt: str) -> Any:
     if dtype is None or array.dtype == dtype:
         return array
     if is_here(array):
-        return from_numpy(np.asarray(array).view(dtype))
+        return from_numpy(np.asarray(array).view(dtype), array)
     return jax.lax.bitcast_convert_type(array, dtype)
 
 
@@ -71,11 +79,13 @@ def to_dlpack(array: Any) -> tuple[Any, str]:
     if not is_concrete(array):
         raise TypeError("a traced array has no memory to hand over: move it outside of jit")
     name = array.dtype.name
+    if len(array.devices()) > 1:  # what DLPack hands over is on one
+        array = jax.device_put(array, min(array.devices(), key=lambda device: device.id))
     if name not in ("bfloat16", *NATIVE):
         return array, name
     if on_cpu(array):
         host = np.asarray(array)
-        exported = from_numpy(host.view(np.uint16 if name == "bfloat16" else np.uint8))
+        exported = from_numpy(host.view(np.uint16 if name == "bfloat16" else np.uint8), array)
     else:
         exported = jax.lax.bitcast_convert_type(array, jnp.uint16 if name == "bfloat16" else jnp.uint8)
     return exported, name
@@ -85,9 +95,9 @@ def from_dlpack(exporter: Any, name: str) -> Any:
     array = from_numpy(exporter) if isinstance(exporter, np.ndarray) else jax.dlpack.from_dlpack(exporter)
     if name in ("bfloat16", "int8"):
         dtype = ml_dtypes.bfloat16 if name == "bfloat16" else np.int8
-        return (
-            from_numpy(np.asarray(array).view(dtype)) if on_cpu(array) else jax.lax.bitcast_convert_type(array, dtype)
-        )
+        if on_cpu(array):
+            return from_numpy(np.asarray(array).view(dtype), array)
+        return jax.lax.bitcast_convert_type(array, dtype)
     return array
 
 
@@ -105,6 +115,8 @@ def to_device(array: Any, device: Any) -> Any:
             device = jax.devices(device)[0]
         except RuntimeError as error:
             raise ValueError(f"target must be a framework or a JAX device, got {device!r}: {error}") from None
+    if isinstance(device, jax.sharding.NamedSharding):
+        device = cuts.dividing(array.shape, device)
     return jax.device_put(array, device)
 
 
@@ -122,13 +134,14 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
     elif options.importance is not None:
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
-        return tensor_of(made, recipe, x.shape, x.dtype.name).to(next(iter(x.devices())))
-    elif options.amax is not None or options.offset != (0, 0):
+        tensor = tensor_of(made, recipe, x.shape, x.dtype.name, x)
+        return tensor if len(x.devices()) == 1 else tensor.to(x.sharding)
+    elif options.amax is not None or not all(isinstance(n, int) and n == 0 for n in options.offset):
         made = _cast_part(jax.lax.stop_gradient(x), recipe, options)
     else:
         seed = None if options.seed is None else _halves(options.seed)
         made = _cast(jax.lax.stop_gradient(x), seed, recipe, options.hadamard, options.square_blocks)
-    return tensor_of(made, recipe, x.shape, x.dtype.name)
+    return tensor_of(made, recipe, x.shape, x.dtype.name, x)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
@@ -143,7 +156,7 @@ def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, s
         return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
 
     def whole(*operands: Any) -> Any:
-        return jax.lax.platform_dependent(*operands, cpu=by_core, default=by_jnp)
+        return ffi.by_platform(by_core, by_jnp, *operands)
 
     operands = (x,) if seed is None else (x, seed)
     rotated = hadamard is not None
@@ -155,7 +168,11 @@ def _cast_part(x: Any, recipe: ScalingRecipe, options: CastOptions) -> Any:
     """Of a larger tensor; its amax and position may be traced."""
     seed = None if options.seed is None else tuple(_halves(options.seed))
     options = CastOptions(options.rounding, seed, options.hadamard, options.square_blocks, options.amax, options.offset)
-    return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
+
+    def part(x: Any) -> Any:
+        return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
+
+    return partition.gathered(part, x)
 
 
 def _halves(seed: Any) -> Any:
@@ -178,7 +195,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
     factor = jnp.asarray(factor, jnp.float32)
     if is_here(x) and is_concrete(factor) and _is_known(options.seed):
         made = callbacks.cast_now(np.asarray(x), recipe, factor=float(factor), **options.core_arguments)
-        return tensor_of(made, recipe, x.shape, x.dtype.name)
+        return tensor_of(made, recipe, x.shape, x.dtype.name, x)
     values = jax.lax.stop_gradient(x).astype(jnp.float32)
     codes = whole_array.cast_scaled(namespace, values, recipe, factor, options)
     data = jax.lax.bitcast_convert_type(codes, NATIVE[recipe.element])
@@ -191,7 +208,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     parts_here(scaled, "scaled")
     name = dtype_name(dtype)
     if is_here(scaled.data):
-        return from_numpy(callbacks.dequantize_now(scaled, name))
+        return from_numpy(callbacks.dequantize_now(scaled, name), scaled.data)
     return _dequantize(jax.lax.stop_gradient(scaled), name)
 
 
@@ -201,9 +218,7 @@ def _dequantize(scaled: ScaledTensor, name: str) -> Any:
         return jnp.broadcast_to(whole_array.dequantize(namespace, scaled, raw), scaled.shape).astype(name)
 
     def whole(scaled: ScaledTensor) -> Any:
-        return jax.lax.platform_dependent(
-            scaled, cpu=functools.partial(ffi.compiled.dequantize, name=name), default=plain
-        )
+        return ffi.by_platform(functools.partial(ffi.compiled.dequantize, name=name), plain, scaled)
 
     if scaled.layout.axis == -2:
         return jnp.swapaxes(partition.dequantize(whole, ffi.inside(whole, plain), scaled.mT), -1, -2)
@@ -215,7 +230,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
         made = callbacks.requantize_now(scaled, recipe)
     else:
         made = _requantize(jax.lax.stop_gradient(scaled), recipe)
-    return tensor_of(made, recipe, scaled.shape, scaled.original_dtype)
+    return tensor_of(made, recipe, scaled.shape, scaled.original_dtype, scaled.data)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -225,7 +240,7 @@ def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
 
     def whole(scaled: ScaledTensor) -> Any:
         by_core = functools.partial(ffi.compiled.requantize, recipe=recipe)
-        return jax.lax.platform_dependent(scaled, cpu=by_core, default=plain)
+        return ffi.by_platform(by_core, plain, scaled)
 
     return partition.requantize(whole, ffi.inside(whole, plain), scaled, recipe)
 
@@ -241,10 +256,10 @@ def _straight_through(x: Any, recipe: ScalingRecipe, clip: Any) -> Any:
 
 def _straight_through_forward(x: Any, recipe: ScalingRecipe, clip: Any) -> Any:
     scaled = cast(x, recipe)
-    values = dequantize(scaled, x.dtype.name, None)
+    values = partition.split_as(x, dequantize(scaled, x.dtype.name, None))
     if clip is None:
         return values, None
-    bounds = whole_array.saturation(namespace, scaled, raw)
+    bounds = partition.gathered(lambda scaled: whole_array.saturation(namespace, scaled, raw), scaled)
     low, high = (bounds[i] if clip[i] is None else clip[i] for i in range(2))
     return values, (x >= low) & (x <= high)
 
@@ -279,7 +294,8 @@ def _linear_backward(recipes: Any, saved: Any, grad: Any) -> Any:
 
     x, w, scales, seed = saved
     products = Products(recipes, scales)
-    return products.grad_x(grad, w, seed).astype(x.dtype), products.grad_w(grad, x, seed).astype(w.dtype), None, None
+    grad_x, grad_w = products.grad_x(grad, w, seed).astype(x.dtype), products.grad_w(grad, x, seed).astype(w.dtype)
+    return partition.split_as(x, grad_x), partition.split_as(w, grad_w), None, None
 
 
 _linear.defvjp(_linear_forward, _linear_backward)

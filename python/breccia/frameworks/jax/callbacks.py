@@ -45,15 +45,24 @@ def empty(shape: Any, dtype: Any) -> Any:
     return buffer[offset : offset + size].view(dtype).reshape(shape)
 
 
-def from_numpy(array: Any) -> Any:
-    """The same memory as a JAX array, where it is contiguous and aligned; else a copy."""
-    return jax.device_put(array, jax.local_devices(backend="cpu")[0], may_alias=True)
+def from_numpy(array: Any, *like: Any) -> Any:
+    """The same memory as a JAX array, where it is contiguous and aligned; else a copy. On the device of the arrays that
+    it was made of, which jax may move to another where it may move them."""
+    bound = next((x for x in like if getattr(x, "committed", True)), None)
+    if like and bound is None:
+        made = jax.device_put(array, may_alias=True)
+        if made.devices() == like[0].devices():
+            return made
+        bound = like[0]
+    device = jax.local_devices(backend="cpu")[0] if bound is None else next(iter(bound.devices()))
+    return jax.device_put(array, device, may_alias=True)
 
 
-def tensor_of(made: Any, recipe: ScalingRecipe, shape: Any, original_dtype: str) -> ScaledTensor:
+def tensor_of(made: Any, recipe: ScalingRecipe, shape: Any, original_dtype: str, like: Any) -> ScaledTensor:
+    """Of the parts of a cast, NumPy's beside the array that they were made of."""
     form = cast_form(recipe, shape, original_dtype)
     return ScaledTensor._of(
-        form, *form.place(from_numpy(part) if isinstance(part, np.ndarray) else part for part in made)
+        form, *form.place(from_numpy(part, like) if isinstance(part, np.ndarray) else part for part in made)
     )
 
 

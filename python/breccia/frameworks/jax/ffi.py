@@ -134,6 +134,26 @@ class Late:
 compiled: Any = Late(os.environ.get("BRECCIA_XLA", ""))  # how compiled code on a CPU reaches the core
 
 
+def by_platform(core: Any, plain: Any, *operands: Any) -> Any:
+    """``core`` of the operands on a CPU, ``plain`` of them elsewhere. Inside of ``jax.shard_map`` the results of both
+    vary over what one operand varies over: of a handler's results jax does not know that."""
+    axes = frozenset[str]().union(*map(_varies_over, jax.tree.leaves(operands)))
+
+    def varying(result: Any) -> Any:
+        missing = tuple(axes - _varies_over(result))
+        return jax.lax.pcast(result, missing, to="varying") if missing else result
+
+    def of(call: Any) -> Any:
+        return lambda *operands: jax.tree.map(varying, call(*operands))
+
+    return jax.lax.platform_dependent(*operands, cpu=of(core), default=of(plain))
+
+
+def _varies_over(x: Any) -> frozenset[str]:
+    """Axes of the mesh; none where jax is too old to say it."""
+    return frozenset(getattr(getattr(jax.typeof(x), "manual_axis_type", None), "varying", ()))
+
+
 def inside(whole: Any, plain: Any) -> Any:
     """What a device computes in code that the compiler splits, in which callbacks do not live long enough."""
     return plain if compiled.cast is callbacks.cast else whole

@@ -194,6 +194,14 @@ def gathered(whole: Call, *operands: Any) -> Any:
     return whole(*jax.tree.map(all_of, operands))
 
 
+def split_as(like: Any, x: Any) -> Any:
+    """An array, which explicit axes split as they do another of its shape: what a gradient's type must be."""
+    axes = cuts.split_over(like)
+    if axes == cuts.split_over(x):
+        return x
+    return jax.sharding.reshard(x, NamedSharding(jax.typeof(like).sharding.mesh, cuts.spec_of(axes)))
+
+
 class _Kept:
     """The axes of an operand that a product keeps, by the axes of the result: ``places``, where they are in the stored
     arrays, ``blocks``, the elements of each that stay together, and ``factors`` of each, for the rule."""
@@ -270,7 +278,8 @@ def _run(whole: Call, local: Call, split: Split, rule: Any, operands: Sequence[A
     ``rule`` is for the compiler, ``made`` the shapes of the results."""
     given = [cuts.split_over(x) for x in operands]
     if any(names for axes in given for names in axes):
-        return _explicitly(local, split, operands, given)
+        alone = local(None, [((),) * len(axes) for axes in given])
+        return _by_members(lambda *operands: _explicitly(local, split, operands, given), alone)(*operands)
     split_call = custom_partitioning(jax.jit(lambda *operands: tuple(whole(*operands))))
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
@@ -285,14 +294,19 @@ def _run(whole: Call, local: Call, split: Split, rule: Any, operands: Sequence[A
         return mesh, lambda *parts: tuple(run(*parts)), *placed
 
     split_call.def_partition(partition=partition, sharding_rule=rule, decode_shardings=False)
-    batched = custom_vmap(split_call)
+    return _by_members(split_call, whole)(*operands)
+
+
+def _by_members(split_call: Call, whole: Call) -> Call:
+    """``split_call``, but ``whole`` of each member of a batch, which is not split."""
+    batched: Call = custom_vmap(split_call)
 
     def member_by_member(size: int, in_batched: Any, *operands: Any) -> Any:
-        results = jax.vmap(whole, [0 if one else None for one in in_batched])(*operands)
-        return tuple(results), (True,) * len(made)
+        results = gathered(jax.vmap(whole, [0 if one else None for one in in_batched]), *operands)
+        return tuple(results), (True,) * len(results)
 
-    batched.def_vmap(member_by_member)
-    return batched(*operands)
+    batched.def_vmap(member_by_member)  # type: ignore[attr-defined]
+    return batched
 
 
 def _explicitly(local: Call, split: Split, operands: Sequence[Any], given: list[Axes]) -> Any:

@@ -18,7 +18,8 @@ from breccia.frameworks.jax.namespace import JAX
 from breccia.kernels import whole_array
 from breccia.layouts import _spec as _layout_spec
 from breccia.recipes import _spec
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import ScaledTensor, data_of
+from breccia.verbs.grouped import by_expert
 
 _DIRECT = ("float32", "float16", "bfloat16")  # float64 is checked to lie within float32 first
 
@@ -26,8 +27,9 @@ _DIRECT = ("float32", "float16", "bfloat16")  # float64 is checked to lie within
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b, name = _operand(a, "a"), _operand(b, "b"), dtype_name(out_dtype, "out_dtype")
     _core.matmul_shape(list(a.shape), list(b.shape))
-    if all(is_here(x.data if isinstance(x, ScaledTensor) else x) for x in (a, b)):
-        return from_numpy(callbacks.matmul_now(a, b, name, precision))
+    arrays = [data_of(x) for x in (a, b)]
+    if all(map(is_here, arrays)):
+        return from_numpy(callbacks.matmul_now(a, b, name, precision), *arrays)
     return _matmul(a, b, name, precision)
 
 
@@ -62,13 +64,18 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     )
     out = callbacks.empty((*x.shape[:-1], count), np.dtype(dtype_name(out_dtype, "out_dtype")))
     _core.matmul_into(np.asarray(x), core, out, precision)
-    return from_numpy(out)
+    return from_numpy(out, w.data, x)
 
 
 @jax.jit  # type: ignore[untyped-decorator]
 def _swapped(*arrays: Any) -> Any:
     """Matrices transposed, in one call of compiled code; what is no matrix stays."""
     return [jnp.swapaxes(array, -1, -2) if array is not None and array.ndim == 2 else array for array in arrays]
+
+
+def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
+    """Of arrays that explicit axes do not split: an expert's rows may be any."""
+    return partition.gathered(lambda x, w: by_expert(x, w, offsets, out_dtype), x, w_stack)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -78,7 +85,7 @@ def _matmul(a: Any, b: Any, name: str, precision: str) -> Any:
 
     def whole(a: Any, b: Any) -> Any:
         by_core = functools.partial(ffi.compiled.matmul, name=name, precision=precision)
-        return jax.lax.platform_dependent(a, b, cpu=by_core, default=plain)
+        return ffi.by_platform(by_core, plain, a, b)
 
     return partition.matmul(whole, ffi.inside(whole, plain), a, b)
 
@@ -93,7 +100,8 @@ def _matmul_backward(name: str, precision: str, operands: Any, grad: Any) -> Any
     def towards(operand: Any, left: Any, right: Any) -> Any:
         if isinstance(operand, ScaledTensor):
             return None
-        return _sum_to(_matmul(left, right, operand.dtype.name, "exact"), operand.shape)
+        product = _matmul(left, right, operand.dtype.name, "exact")
+        return partition.split_as(operand, _sum_to(product, operand.shape))
 
     return towards(a, grad, _turned(b)), towards(b, _turned(a), grad)
 

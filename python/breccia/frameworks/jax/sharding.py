@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from breccia.formats import finfo
 from breccia.kernels.whole_array.spec import Spec
@@ -82,6 +82,12 @@ def whole_blocks(shape: Sequence[int], axes: Axes, mesh: Any, blocks: Sequence[i
         names if extent % (size := math.prod(mesh.shape[n] for n in names)) == 0 and extent // size % block == 0 else ()
         for extent, names, block in zip(shape, axes, blocks, strict=True)
     )
+
+
+def dividing(shape: Sequence[int], sharding: NamedSharding) -> NamedSharding:
+    """The same without the axes that it does not cut into equal parts: those are gathered."""
+    axes = names_of(sharding, len(shape))[: len(shape)]
+    return NamedSharding(sharding.mesh, spec_of(whole_blocks(shape, axes, sharding.mesh, [1] * len(shape))))
 
 
 def of_part(shape: Sequence[int], axes: Axes) -> Axes:

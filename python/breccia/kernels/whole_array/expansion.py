@@ -66,13 +66,13 @@ def _signed(xp: Namespace, size: Any, of: Any) -> Any:
     return xp.floats(xp.bits(size) | (xp.bits(of) & -0x8000_0000))
 
 
-def _polynomial(x: Any, terms: tuple[str, ...]) -> Any:
+def _polynomial(xp: Namespace, x: Any, terms: tuple[str, ...]) -> Any:
     """x · terms[0] + x² · terms[1] + …, from the last term on."""
     numbers = [float(np.float32(float.fromhex(term))) for term in terms]
     total = x * 0 + numbers[-1]
     for term in numbers[-2::-1]:
-        total = total * x + term
-    return total * x
+        total = xp.rounded(total * x) + term
+    return xp.rounded(total * x)
 
 
 def _logarithm(xp: Namespace, x: Any) -> tuple[Any, Any]:
@@ -81,7 +81,7 @@ def _logarithm(xp: Namespace, x: Any) -> tuple[Any, Any]:
     offset = xp.where(small, x * 0 + (_MAGIC + 151.0), x * 0 + (_MAGIC + 127.0))
     bits = xp.bits(xp.where(small, x * 2.0**24, x)) + (0x3F80_0000 - _ROOT_HALF)
     whole = xp.floats(((bits >> 23) & 0x1FF) + _MAGIC_BITS) - offset
-    return whole, _polynomial(xp.floats((bits & 0x007F_FFFF) + _ROOT_HALF) - 1.0, _LOG2)
+    return whole, _polynomial(xp, xp.floats((bits & 0x007F_FFFF) + _ROOT_HALF) - 1.0, _LOG2)
 
 
 def _difference(a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
@@ -90,6 +90,7 @@ def _difference(a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
 
 def _power_of_two(xp: Namespace, x: Any) -> Any:
     """2^x for x from -126 to 127."""
-    total = x + _MAGIC
-    significand = _polynomial(x - (total - _MAGIC), _EXP2) + 1.0
+    magic = xp.constant(_MAGIC, "float32", x)  # no compiler takes the sum for x
+    total = x + magic
+    significand = _polynomial(xp, x - (total - magic), _EXP2) + 1.0
     return xp.floats(xp.bits(significand) + (xp.bits(total) << 23))

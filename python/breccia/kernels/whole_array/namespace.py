@@ -42,6 +42,10 @@ class Namespace:
         """The correctly rounded quotient."""
         return a / b
 
+    def rounded(self, product: Any) -> Any:
+        """The same, which no compiler adds to before it is rounded; zero may lose its sign."""
+        return product
+
     def max(self, x: Any, axes: tuple[int, ...]) -> Any:
         """Largest along axes, which stay with extent 1."""
         return self.library.max(x, axes, keepdims=True)
