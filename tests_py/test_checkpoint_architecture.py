@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lora_peer
 import pytest
 from breccia import checkpoint
 from breccia.checkpoint.judging.complete import render
@@ -156,6 +157,7 @@ def test_without_transformers_names_alone_are_compared(
 
 def test_diffusion_models(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
+    lora_peer.peft()  # which its models import
     sizes = {"num_attention_heads": 4, "attention_head_dim": 32, "num_layers": 2, "in_channels": 4, "patch_size": 1}
     sizes |= {"joint_attention_dim": 64, "caption_projection_dim": 128, "pooled_projection_dim": 64}
     diffusers.SD3Transformer2DModel(**sizes, sample_size=8, out_channels=4).save_pretrained(tmp_path / "model")
