@@ -25,6 +25,7 @@ from breccia.checkpoint.reading.models import (
     is_stored_turned,
     is_turned,
     is_written_turned,
+    turned_shape,
 )
 from breccia.checkpoint.reading.source import is_float
 from breccia.recipes import ScalingRecipe
@@ -327,8 +328,7 @@ def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> 
     """Values as the model's float checkpoints keep them."""
     # A kind of file without config.json, which would say it, has outputs first.
     turned = is_written_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
-    shape = found.shape
-    shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+    shape = turned_shape(found.shape) if turned else found.shape
     return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
 
 
@@ -344,7 +344,7 @@ def _copy(found: Found, target: Target) -> Choice:
     metadata = target.bridge.plain_metadata(name)
     if found.origin.turned and target.bridge.container.whole:
         return Choice(found, "float", {name: (found.dtype, found.shape)})
-    shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.origin.turned else found.shape
+    shape = turned_shape(found.shape) if found.origin.turned else found.shape
     return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
 
 

@@ -16,7 +16,7 @@ from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
 from breccia.checkpoint.reading.halves import ExpertsApart, Names, wholes
-from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
+from breccia.checkpoint.reading.models import is_stored_turned, models_name, turned_shape, turns
 
 __all__ = ["AS_NUMBERS", "Batch", "Logical", "Plain", "Said", "casts", "in_order", "spelled"]
 
@@ -102,7 +102,7 @@ class Plain:
             if order is not None or offset:
                 origin = Origin(row_order=order, offset=offset)
         if self._turns and is_stored_turned(name, shape, self.config):
-            shape, origin = (*shape[:-2], shape[-1], shape[-2]), replace(origin, turned=True)
+            shape, origin = turned_shape(shape), replace(origin, turned=True)
         return outside, kind, shape, findings, origin
 
 

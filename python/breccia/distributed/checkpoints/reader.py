@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.dtypes import torch_dtype
-from breccia.checkpoint.reading.models import is_written_turned, tied
+from breccia.checkpoint.reading.models import is_written_turned, tied, turned_shape
 from breccia.checkpoint.reading.rows import rows_of, stored_shape, together
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.distributed.checkpoints.taking import bytes_of_part, floats_of
@@ -188,7 +188,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]
             if one.recipe is not None and len(shape) == 2 and name.endswith("weight"):
                 yield from _parts_of(name, index, one)
             turned = one.format != "plain" and is_written_turned(one.name, shape, checkpoint.config)
-            shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+            shape = turned_shape(shape) if turned else shape
             dtype = torch_dtype(one.dtype) if one.format == "plain" else torch.bfloat16
             by_name[name] = _Source(index, "", shape, dtype, turned=turned)
         yield from by_name.items()

@@ -46,9 +46,13 @@ def to_core(array: Any, argument: str) -> Any:
     return _core.Array(0, list(array.shape), strides, array.dtype.name)
 
 
+def _devices(array: Any) -> tuple[Any, ...]:
+    return tuple(sorted(array.devices(), key=lambda device: device.id))
+
+
 def place(array: Any) -> Any:
     check_here(array, "operands")
-    return tuple(sorted(array.devices(), key=lambda device: device.id)) if is_concrete(array) else None
+    return _devices(array) if is_concrete(array) else None
 
 
 def bound_to(array: Any) -> Any:
@@ -80,7 +84,7 @@ def to_dlpack(array: Any) -> tuple[Any, str]:
         raise TypeError("a traced array has no memory to hand over: move it outside of jit")
     name = array.dtype.name
     if len(array.devices()) > 1:  # what DLPack hands over is on one
-        array = jax.device_put(array, min(array.devices(), key=lambda device: device.id))
+        array = jax.device_put(array, _devices(array)[0])
     if name not in ("bfloat16", *NATIVE):
         return array, name
     if on_cpu(array):
