@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemes: what formats say of activations, KV caches and layers left alone, read, compared and carried on."""
 
+import dataclasses
 import json
 import re
 import struct
@@ -213,6 +214,17 @@ def test_json_both_ways(said):
 def test_from_dict_refuses_what_is_no_scheme(wrong):
     with pytest.raises(ValueError, match="a scheme must"):
         ModelScheme.from_dict(wrong)
+
+
+@pytest.mark.parametrize("kind", [Activations, KVCache])
+@pytest.mark.parametrize("value", [{}, {"a": 1}, [], ["int8"]])
+def test_no_field_is_an_object_or_a_list(kind, value):
+    """JSON may have one anywhere; parts of schemes are keys."""
+    said = {"element": "int8", "per": "token", "when": "dynamic"}
+    hash(kind(**said))
+    for field in dataclasses.fields(kind):
+        with pytest.raises(ValueError, match=f"{field.name} must be a word or a number, got "):
+            kind(**{**said, field.name: value})
 
 
 FIELDS = ["ignore", "config_groups", "quantized_layers", "weight_block_size", "dynamic", "exclude", "recipe", "bits"]

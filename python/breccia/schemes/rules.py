@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -29,6 +29,14 @@ class Unsaid(Enum):
 
 
 UNSAID = Unsaid.UNSAID
+
+
+def _check_fields(part: Activations | KVCache) -> None:
+    """Refuses what JSON may have instead of words and numbers, and what no set holds."""
+    for one in fields(part):
+        value = getattr(part, one.name)
+        if isinstance(value, (dict, list)):
+            raise ValueError(f"{one.name} must be a word or a number, got {str(value)[:80]}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class Activations:
     two_level: bool = False
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         if self.when not in _WHEN:
             raise ValueError(f"when must be one of {', '.join(_WHEN)}, got {self.when!r}")
         if self.per not in _PER:
@@ -90,6 +99,9 @@ class KVCache:
     size: int | None = None
     symmetric: bool = True
     affine: bool = False
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
     def __str__(self) -> str:
         return activations_label(self) + (" affine" if self.affine else "")
@@ -192,13 +204,13 @@ class StoredScale:
     shape: tuple[int, ...]
 
 
-def inputs_said(fields: Any) -> Activations | None:
+def inputs_said(said: Any) -> Activations | None:
     """The inputs that JSON has as the fields of `Activations`; None for null."""
-    if fields is None:
+    if said is None:
         return None
-    if not isinstance(fields, dict):
-        raise ValueError(f"inputs must be an object, got {str(fields)[:80]}")
+    if not isinstance(said, dict):
+        raise ValueError(f"inputs must be an object, got {str(said)[:80]}")
     try:
-        return Activations(**fields)
+        return Activations(**said)
     except TypeError as error:
         raise ValueError(f"inputs must have the fields of Activations: {error}") from None
