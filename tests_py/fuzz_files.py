@@ -174,6 +174,8 @@ class Mutator:
             metadata[key] = json.dumps(self.changed(json.loads(metadata[key])))
         header, at, body = {"__metadata__": metadata} if metadata else {}, 0, b""
         for key, (dtype, shape, data) in parts.items():
+            if not all(isinstance(extent, int) for extent in shape):  # a word times a number is a long word
+                raise ValueError("no shape")
             count = nbytes_of(dtype, tuple(shape))
             if count > 1 << 20:
                 raise ValueError("too large")
