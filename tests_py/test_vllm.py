@@ -4,6 +4,8 @@ asks of a kernel stands here as it asks it, in classes of our own. tests_py/serv
 
 import abc
 import importlib
+import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -33,8 +35,14 @@ def abstract(name: str) -> type:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Modules with the names that vLLM 0.33 has; `lists` has what was registered, `on` says which platform it is."""
-    said = types.SimpleNamespace(lists=[], on="CPU")
+    """Modules with the names that vLLM 0.33 has; `lists` has what was registered, `on` says which platform it is,
+    `unknown` has kinds that `register_linear_kernel` refuses, `module` makes a module or changes it."""
+    said = types.SimpleNamespace(lists=[], on="CPU", unknown={"fp8_a16"})
+
+    def register_linear_kernel(made: type, platform: str, kind: str) -> None:
+        if kind in said.unknown:
+            raise ValueError(f"Unrecognized kernel type: {kind}")
+        said.lists.append((made, platform, kind))
 
     def module(name: str, **content: Any) -> None:
         made = types.ModuleType(name)
@@ -46,7 +54,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
         module(package)
     platform = types.SimpleNamespace(is_cpu=lambda: said.on == "CPU")
     module("vllm.platforms", current_platform=platform, PlatformEnum=types.SimpleNamespace(CPU="CPU"))
-    module(root, register_linear_kernel=lambda *args: said.lists.append(args))
+    said.of_a16 = {}
+    module(root, register_linear_kernel=register_linear_kernel, _POSSIBLE_WFP8A16_KERNELS=said.of_a16)
     layers = "vllm.model_executor.layers"
     said.formats = {}
     keep = lambda name: lambda kind: said.formats.setdefault(name, kind)  # noqa: E731
@@ -60,8 +69,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     for path, name in {kind.base for kind in kernels._KINDS.values()}:
         module(f"{root}.{path}", **{name: abstract(name)})
-    monkeypatch.setattr(kernels, "_registered", [])
-    said.register = breccia.vllm.register
+    monkeypatch.setattr(kernels, "_registered", set())
+    said.register, said.module, said.root = breccia.vllm.register, module, root
     said.kinds = kernels._KINDS
     return said
 
@@ -74,8 +83,83 @@ def test_registers_once_and_kernels_on_cpus_alone(vllm: Any) -> None:
     vllm.on = "CPU"
     vllm.register()
     vllm.register()
-    public = [kind for kind, said in vllm.kinds.items() if not said.private]
+    public = [kind for kind in vllm.kinds if kind != "fp8_a16"]
     assert [(kind, platform) for _, platform, kind in vllm.lists] == [(kind, "CPU") for kind in public]
+    assert [made.__name__ for made in vllm.of_a16["CPU"]] == ["BrecciaFp8A16LinearKernel"]
+
+
+def kinds() -> list[str]:
+    from breccia.vllm import kernels
+
+    return list(kernels._KINDS)
+
+
+def names_in(log: pytest.LogCaptureFixture) -> str:
+    """What was left out, of the one warning."""
+    (record,) = log.records
+    assert record.levelname == "WARNING"
+    assert "\n" not in record.getMessage()
+    return record.getMessage()
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_what_a_version_lacks_is_left_out(kind: str, vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A kind that the function does not know and that has no list; then a base class that is elsewhere."""
+    vllm.unknown.add(kind)
+    vllm.module(vllm.root, register_linear_kernel=sys.modules[vllm.root].register_linear_kernel)
+    vllm.register()
+    assert f"kernels for {kind} (ValueError: Unrecognized kernel type: {kind})" in names_in(caplog)
+    assert {name for _, _, name in vllm.lists} == set(vllm.kinds) - {kind, "fp8_a16"}
+    caplog.clear()
+    vllm.module(f"{vllm.root}.{vllm.kinds[kind].base[0]}")
+    vllm.register()
+    assert f"kernels for {kind} (AttributeError: " in names_in(caplog)
+
+
+def test_a_list_takes_what_the_function_does_not_know(vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM 0.32: a list of kernels for FP8 in blocks, and no name for it."""
+    vllm.unknown.add("fp8_block")
+    of_blocks: dict[str, list[type]] = {}
+    sys.modules[vllm.root]._POSSIBLE_FP8_BLOCK_KERNELS = of_blocks  # type: ignore[attr-defined]
+    vllm.register()
+    assert [made.__name__ for made in of_blocks["CPU"]] == ["BrecciaFp8BlockLinearKernel"]
+    assert not caplog.records
+
+
+def test_kernels_that_could_not_be_made_are_left_out(vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    further = abc.ABCMeta("Mxfp8LinearKernel", (), {"of_the_next_version": abc.abstractmethod(lambda self: None)})
+    vllm.module(f"{vllm.root}.mxfp8.Mxfp8LinearKernel", Mxfp8LinearKernel=further)
+    vllm.register()
+    assert "kernels for mxfp8 (TypeError: kernels must have of_the_next_version)" in names_in(caplog)
+
+
+def test_layers_in_words_of_another_version_are_left_to_vllm(vllm: Any) -> None:
+    vllm.register()
+    for made, _, kind in vllm.lists:
+        if kind in ("fp8", "fp8_block", "mxfp6", "mp"):
+            able, why = made.can_implement(types.SimpleNamespace())
+            assert not able
+            assert "this version of vLLM" in why
+
+
+@pytest.mark.parametrize("program", ["vllm", "sglang"])
+def test_programs_start_where_nothing_can_be_added(
+    program: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty program stands for a version in which every module has another name."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == program]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, program, types.ModuleType(program))
+    monkeypatch.delitem(sys.modules, f"breccia.{program}.quantization", raising=False)
+    importlib.import_module(f"breccia.{program}").register()
+    assert "checkpoints in breccia's format (ModuleNotFoundError: " in names_in(caplog)
+
+
+@pytest.mark.parametrize("groups", [[], {}, {"a": []}, {"a": {"targets": ["Linear"], "weights": [4]}}, {"a": None}])
+def test_descriptions_that_are_none_are_left_to_vllm(groups: Any) -> None:
+    from breccia.vllm.weights_alone import names_and_recipe
+
+    assert names_and_recipe({"quant_method": "compressed-tensors", "config_groups": groups}) is None
 
 
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp8", "mxfp4"])
@@ -117,6 +201,17 @@ def test_programs_find_the_entry_point(group: str, module: str) -> None:
     section = text.partition(f'[project.entry-points."{group}"]\n')[2]
     assert section.startswith(f'breccia = "breccia.{module}:register"\n')
     assert callable(importlib.import_module(f"breccia.{module}").register)
+
+
+@pytest.mark.parametrize(("program", "old"), [("transformers", "5.22.2"), ("peft", "0.20.0"), ("diffusers", "0.41.0")])
+def test_older_versions_are_refused_in_a_sentence(program: str, old: str) -> None:
+    """In a process of its own, for a module that fails stays half imported."""
+    module = pytest.importorskip(program)
+    code = f"import {program}; {program}.__version__ = {old!r}; import breccia.{program}"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    sentence = rf"ImportError: breccia.{program} works with {program} [\d.]+ and newer, {old} is installed: "
+    assert re.search(sentence, done.stderr), done.stderr
+    assert module.__version__ != old
 
 
 def test_what_programs_must_say_is_abstract() -> None:

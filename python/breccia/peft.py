@@ -22,9 +22,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from breccia.peers import require
+from breccia.peers import require_version
 
-require("peft", "peft")
+require_version("peft", "peft")
 
 import torch  # noqa: E402
 from peft import LoraConfig  # noqa: E402

@@ -8,9 +8,9 @@ writes in its own format, and for quantizing on load. From then on ``from_pretra
 
 from __future__ import annotations
 
-from breccia.peers import require
+from breccia.peers import require_version
 
-require("diffusers", "diffusers")
+require_version("diffusers", "diffusers")
 
 from breccia.diffusers.configs import BrecciaConfig  # noqa: E402
 from breccia.diffusers.quantizer import BrecciaQuantizer  # noqa: E402

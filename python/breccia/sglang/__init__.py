@@ -10,7 +10,11 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Add the format to SGLang's lists, once."""
+    """Add the format to SGLang's lists, once. Where this version of SGLang has no place for it, it is left out with a
+    warning."""
     import importlib
 
-    importlib.import_module("breccia.sglang.quantization")
+    from breccia._serving.plugin import add_to
+
+    module = "breccia.sglang.quantization"
+    add_to("SGLang", {"checkpoints in breccia's format": lambda: importlib.import_module(module)})

@@ -8,9 +8,9 @@ and INT4. From then on ``AutoModelForCausalLM.from_pretrained(directory)`` makes
 
 from __future__ import annotations
 
-from breccia.peers import require
+from breccia.peers import require_version
 
-require("transformers", "transformers")
+require_version("transformers", "transformers")
 
 from breccia.transformers.configs import BrecciaConfig, ModelOptConfig  # noqa: E402
 from breccia.transformers.quantizers import BrecciaQuantizer, ModelOptQuantizer  # noqa: E402

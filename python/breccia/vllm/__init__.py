@@ -10,10 +10,14 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Append the kernels of `breccia.vllm.kernels` to vLLM's lists, on a CPU and once, and register the format."""
+    """Append the kernels of `breccia.vllm.kernels` to vLLM's lists, on a CPU and once, and register the format.
+
+    vLLM does not catch what plugins raise: what its version has no place for is left out, with one warning.
+    """
     import importlib
 
+    from breccia._serving.plugin import add_to
     from breccia.vllm import kernels
 
-    kernels.register()
-    importlib.import_module("breccia.vllm.quantization")
+    module = "breccia.vllm.quantization"
+    add_to("vLLM", {"checkpoints in breccia's format": lambda: importlib.import_module(module), **kernels.parts()})

@@ -11,13 +11,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-__all__ = ["register"]
+__all__ = ["parts"]
 
 _KERNELS = "vllm.model_executor.kernels.linear"
 _BATCHED = "breccia has no batched products of MXFP8 for vLLM"
-_registered: list[type] = []
+_registered: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class _Kind:
         weight: makes a ScaledTensor of a layer's parameters; the kernel is told, whose configuration says more.
         why_not: says of a layer's configuration why it cannot be, "" where it can.
         copied: parameters of the layer that are let go, where the weight is a copy of them and no view.
-        private: the list by its name, where vLLM has no function that adds to it.
+        kernels: name of vLLM's list, for versions whose `register_linear_kernel` does not know the kind.
     """
 
     base: tuple[str, str]
@@ -38,24 +39,31 @@ class _Kind:
     weight: Callable[[Any, Any], Any]
     why_not: Callable[[Any], str] = lambda config: ""
     copied: bool = False
-    private: str = ""
+    kernels: str = ""
 
 
-def register() -> None:
-    """Append the kernels to vLLM's lists, once. On other platforms than a CPU nothing happens."""
+def parts() -> dict[str, Callable[[], None]]:
+    """What adds the kernel of each kind to vLLM's list, once; on other platforms than a CPU each does nothing."""
+    return {f"kernels for {kind}": partial(_register, kind, said) for kind, said in _KINDS.items()}
+
+
+def _register(kind: str, said: _Kind) -> None:
+    """Raises whatever says that this version of vLLM has no place for the kernel."""
     platforms = importlib.import_module("vllm.platforms")
-    if _registered or not platforms.current_platform.is_cpu():
+    if kind in _registered or not platforms.current_platform.is_cpu():
         return
-    lists = importlib.import_module(_KERNELS)
-    cpu = platforms.PlatformEnum.CPU
-    for kind, said in _KINDS.items():
-        module, base = said.base
-        made = _kernel(kind, said, getattr(importlib.import_module(f"{_KERNELS}.{module}"), base))
-        if not said.private:
-            lists.register_linear_kernel(made, cpu, kind)
-        elif hasattr(lists, said.private):
-            getattr(lists, said.private).setdefault(cpu, []).append(made)
-        _registered.append(made)
+    module, base = said.base
+    made = _kernel(kind, said, getattr(importlib.import_module(f"{_KERNELS}.{module}"), base))
+    if missing := getattr(made, "__abstractmethods__", None):
+        raise TypeError(f"kernels must have {', '.join(sorted(missing))}")
+    lists, cpu = importlib.import_module(_KERNELS), platforms.PlatformEnum.CPU
+    try:
+        lists.register_linear_kernel(made, cpu, kind)
+    except ValueError:
+        if not hasattr(lists, said.kernels):
+            raise
+        getattr(lists, said.kernels).setdefault(cpu, []).append(made)
+    _registered.add(kind)
 
 
 def _kernel(kind: str, said: _Kind, base: type) -> type:
@@ -65,7 +73,10 @@ def _kernel(kind: str, said: _Kind, base: type) -> type:
         return True, None
 
     def can_implement(cls: type, config: Any) -> tuple[bool, str | None]:
-        why = said.why_not(config)
+        try:
+            why = said.why_not(config)
+        except (AttributeError, TypeError) as error:
+            why = f"this version of vLLM describes the layer in words that breccia does not know: {error}"
         return not why, why or None
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
@@ -221,6 +232,7 @@ def _no_batches(config: Any) -> str:
 _FP8 = ("scaled_mm.ScaledMMLinearKernel", "FP8ScaledMMLinearKernel")
 _BLOCKS = ("scaled_mm.BlockScaledMMLinearKernel", "Fp8BlockScaledMMLinearKernel")
 _INTEGERS = ("mixed_precision.MPLinearKernel", "MPLinearKernel")
+_FP8_BLOCKS = "_POSSIBLE_FP8_BLOCK_KERNELS"
 _A16 = "_POSSIBLE_WFP8A16_KERNELS"
 _KINDS: dict[str, _Kind] = {
     "nvfp4": _Kind(("nvfp4.base", "NvFp4LinearKernel"), "BrecciaNvFp4LinearKernel", _nvfp4),
@@ -228,7 +240,7 @@ _KINDS: dict[str, _Kind] = {
     "mxfp4": _Kind(("mxfp4.base", "MxFp4LinearKernel"), "BrecciaMxFp4LinearKernel", _mxfp4),
     "mxfp6": _Kind(("mxfp6.base", "MxFp6LinearKernel"), "BrecciaMxFp6LinearKernel", _mxfp6, _not_fp6, copied=True),
     "fp8": _Kind(_FP8, "BrecciaFp8LinearKernel", _fp8, _not_fp8),
-    "fp8_block": _Kind(_BLOCKS, "BrecciaFp8BlockLinearKernel", _fp8_blocks, _not_fp8),
-    "fp8_a16": _Kind(_FP8, "BrecciaFp8A16LinearKernel", _fp8, _not_fp8, private=_A16),
+    "fp8_block": _Kind(_BLOCKS, "BrecciaFp8BlockLinearKernel", _fp8_blocks, _not_fp8, kernels=_FP8_BLOCKS),
+    "fp8_a16": _Kind(_FP8, "BrecciaFp8A16LinearKernel", _fp8, _not_fp8, kernels=_A16),
     "mp": _Kind(_INTEGERS, "BrecciaIntegersLinearKernel", _integers, _not_integers, copied=True),
 }

@@ -24,10 +24,10 @@ def names_and_recipe(said: Mapping[str, Any]) -> tuple[dict[str, str], NVFP4Bloc
     if any(said.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo", "transform_config")):
         return None
     (group,) = groups.values()
-    weights = group.get("weights") or {}
-    if group.get("targets") != ["Linear"] or group.get("input_activations"):
+    if not isinstance(group, Mapping) or group.get("targets") != ["Linear"] or group.get("input_activations"):
         return None
-    if any(weights.get(key) != value for key, value in _WEIGHTS.items()):
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping) or any(weights.get(key) != value for key, value in _WEIGHTS.items()):
         return None
     if said.get("quant_method") == "compressed-tensors" and said.get("format") == "nvfp4-pack-quantized":
         return _PACKED, NVFP4BlockScaling(global_scale_form="divisor")
