@@ -70,7 +70,7 @@ def extras_named() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "python/breccia").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = None
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("require"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("require", "require_version"):
                 named = node.args[1]
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXTRA":
                 named = node.value
@@ -107,7 +107,7 @@ def test_an_extra_brings_what_is_asked_for() -> None:
             if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "EXTRA"
         ]
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("require"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("require", "require_version"):
                 module, extra = node.args
                 if isinstance(module, ast.Constant):
                     asked.add(

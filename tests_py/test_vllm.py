@@ -4,6 +4,7 @@ asks of a kernel stands here as it asks it, in classes of our own. tests_py/serv
 
 import abc
 import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -206,13 +207,13 @@ def test_programs_find_the_entry_point(group: str, module: str) -> None:
 @pytest.mark.parametrize(("program", "old"), [("transformers", "5.22.2"), ("peft", "0.20.0"), ("diffusers", "0.41.0")])
 def test_older_versions_are_refused_in_a_sentence(program: str, old: str) -> None:
     """In a process of its own, for a module that fails stays half imported."""
-    module = pytest.importorskip(program)
+    if importlib.util.find_spec(program) is None:
+        pytest.skip(f"{program} is not installed")
     stop = "import sys; sys.modules['transformer_engine'] = None  # it asks for a GPU when imported\n"
     code = f"{stop}import {program}; {program}.__version__ = {old!r}; import breccia.{program}"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     sentence = rf"ImportError: breccia.{program} works with {program} [\d.]+ and newer, {old} is installed: "
     assert re.search(sentence, done.stderr), done.stderr
-    assert module.__version__ != old
 
 
 def test_what_programs_must_say_is_abstract() -> None:
