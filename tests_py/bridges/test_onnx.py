@@ -2,6 +2,7 @@
 """ONNX models: what is written is what onnx's own evaluator computes, and what it computes is what is read."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,16 @@ def test_scales_that_do_not_fit_are_named(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ValueError, match=r"m\.onnx: tensor 'w': x_scale must have shape \(64, 4\), got \(32, 8\)"):
         Checkpoint(tmp_path / "m.onnx")
+
+
+def test_a_killed_conversion_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    """Killed before every write, among them those of what stands between tensors."""
+    source = checkpoint(tmp_path / "in")
+    runner = Path(__file__).parents[1] / "kill_at_write_runner.py"
+    command = [sys.executable, runner, source, tmp_path / "out.onnx", "onnx:int8", "onnx:nvfp4"]
+    made = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert int(made.stdout) > 20
 
 
 def test_without_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,10 +236,11 @@ def _writer(path: Path, output: Output) -> PlannedWriter:
         raise ValueError(f"{path}: an ONNX file must have less than 2 GiB, got {size} bytes")
 
     class Writer(PlannedWriter):
-        def _begin(self, header: bytes, size: int) -> None:
-            super()._begin(header, size)
+        def commit(self) -> None:
+            # Every run writes what stands between tensors: an earlier one, of the same header, may not have come to it.
             for start, text in gaps:
                 disk.write(self._fd, text, len(begin) + start, self.partial)
+            super().commit()
 
     moved = {name: (len(begin) + start, len(begin) + stop) for name, (start, stop) in spans.items()}
     return Writer(path, begin, moved, size, resume=True)
