@@ -9,7 +9,8 @@ import cases
 import numpy as np
 import peers
 import pytest
-from breccia import cast, dequantize, linear, matmul, requantize
+from breccia import autograd, cast, dequantize, linear, matmul, requantize
+from breccia.autograd import cast_ste
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
@@ -57,6 +58,38 @@ def test_under_jit(recipe):
     w = cast(jnp.asarray(cases.normal((7, 256), seed=1)), recipe)
     y = cases.normal((5, 256))
     np.testing.assert_array_equal(np.asarray(jax.jit(linear)(y, w)), np.asarray(linear(jnp.asarray(y), w)))
+
+
+@cases.ALL
+@pytest.mark.usefixtures("compiled")
+def test_arrays_that_compiled_code_closes_over(recipe):
+    """Concrete where the function is traced, constants of what it becomes; jit, scan and grad alike."""
+    x, g = jnp.asarray(cases.normal((6, 256))), jnp.asarray(cases.normal((6, 256), seed=1))
+    w = cast(jnp.asarray(cases.normal((7, 256), seed=2)), recipe)
+
+    def verbs():
+        made = cast(x, recipe), cast(x, recipe, rounding="stochastic", seed=3), requantize(w, MXFP8)
+        return *made, dequantize(w), linear(x, w), matmul(x, w.T), w.view().scale, w.to("numpy").to("jax").data
+
+    for one, part in zip(jax.tree.leaves(jax.jit(verbs)()), jax.tree.leaves(verbs()), strict=True):
+        peers.same_bytes(PEER, one, np.asarray(part), "closed over")
+    _, scanned = jax.lax.scan(lambda i, _: (i, dequantize(cast(x, recipe))), 0, None, 1)
+    peers.same_bytes(PEER, scanned[0], np.asarray(dequantize(cast(x, recipe))), "closed over in scan")
+    master = jnp.asarray(cases.normal((7, 256), seed=4))
+
+    def loss(master):
+        return (
+            (cast_ste(x, recipe) @ master.T) * linear(g, cast_ste(master, recipe)) * autograd.linear(x, master)
+        ).sum()
+
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(master), jax.grad(loss)(master), rtol=1e-4, atol=1e-2)
+
+
+def test_a_first_call_inside_of_jit_knows_what_is_traced():
+    code = "import jax, jax.numpy as jnp; x = jnp.ones((2, 32)); import breccia; "
+    code += "f = jax.jit(lambda: breccia.cast(x, 'mxfp8').dequantize()); assert (f() == x).all(); "
+    code += "assert breccia.frameworks.jax.callbacks.is_staging() is False"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @cases.ALL

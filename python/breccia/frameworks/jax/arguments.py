@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from breccia.frameworks.jax.callbacks import is_concrete
+from breccia.frameworks.jax.callbacks import is_concrete, is_staging
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.inputs import check_float32
 
@@ -17,8 +17,9 @@ FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def is_here(x: Any) -> bool:
-    """Whether the core may read the array at once; one on several devices it would gather."""
-    if isinstance(x, jax.core.Tracer):
+    """Whether the core may read the array at once; one on several devices it would gather, and of one that traced code
+    closes over its values belong to the compiled code."""
+    if isinstance(x, jax.core.Tracer) or is_staging():
         return False
     devices = x.devices()
     return len(devices) == 1 and x.is_fully_addressable and next(iter(devices)).platform == "cpu"

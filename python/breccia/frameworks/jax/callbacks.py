@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,18 @@ from breccia.value.form import cast_form
 _FLOAT8 = ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3", "e3m4", "e4m3b11fnuz", "e8m0fnu")
 NATIVE = {**{f"float8_{name}": getattr(ml_dtypes, f"float8_{name}") for name in _FLOAT8}, "int8": np.int8}
 _ALIGNMENT = 64  # of memory that XLA takes over without a copy
+
+# Before version 0.10 in jax.core.
+_trace_state: Any = (
+    getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state  # type: ignore[attr-defined]
+)
+with jax.core.eval_context():  # the first call may be inside of jit
+    _EAGER = _trace_state(convention="breccia")
+
+
+def is_staging() -> bool:
+    """Whether a transformation such as jit runs: operations on concrete arrays, too, may become part of its code."""
+    return bool(_trace_state(convention="breccia") != _EAGER)
 
 
 def is_concrete(x: Any) -> bool:
@@ -48,6 +61,9 @@ def empty(shape: Any, dtype: Any) -> Any:
 def from_numpy(array: Any, *like: Any) -> Any:
     """The same memory as a JAX array, where it is contiguous and aligned; else a copy. On the device of the arrays that
     it was made of, which jax may move to another where it may move them."""
+    if is_staging():
+        with jax.core.eval_context():
+            return from_numpy(array, *like)
     bound = next((x for x in like if getattr(x, "committed", True)), None)
     if like and bound is None:
         made = jax.device_put(array, may_alias=True)

@@ -48,8 +48,6 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     if w.shape != (count, depth) or w.scale is None or w.scale.ndim == 1 or w.layout.axis != -1:
         return None
     data, scale, zero_point = _swapped(w.data, w.scale, w.zero_point)
-    if isinstance(data, jax.core.Tracer):  # constants of code that is traced
-        return None
     # Of copies, as in compiled code: a view of the arrays as they lie may give other bytes.
     recipe, layout = _spec(w.recipe), _layout_spec(w.layout.T)
     core = _core.ScaledTensor(
