@@ -139,6 +139,15 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", capsys=capsys)[1].startswith(f"breccia {breccia.__version__}")
 
 
+@pytest.mark.parametrize("way", ["callback", "ffi"])
+def test_doctor_says_how_compiled_code_of_jax_calls_the_core(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRECCIA_XLA", "callback" if way == "callback" else "")
+    if way == "ffi" and not hasattr(breccia._core, "xla_handlers"):
+        pytest.skip("built without jaxlib's headers")
+    assert doctor()["jit_of_jax"] == way
+    assert f"({way}) on a CPU" in render(doctor())
+
+
 def test_doctor_names_the_backends_that_a_build_left_out() -> None:
     report = doctor()
     report["cpu"] |= {"backend": "avx2", "supported": ["portable", "avx2"], "left_out": []}

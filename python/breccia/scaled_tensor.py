@@ -131,6 +131,12 @@ class ScaledTensor(Generic[A]):
         parts = parts_there(self.zero_point, self.global_scale)
         return Form(self.recipe, self.layout, self._packing, self._original_dtype, parts)
 
+    @property
+    def _meaning(self) -> Form:
+        """All but the arrays and which of them there are: metadata of a node of a tree, whose leaves may be anything in
+        place of arrays, None too."""
+        return Form(self.recipe, self.layout, self._packing, self._original_dtype)
+
     def _with(self, **changed: Any) -> ScaledTensor:
         """The tensor with other arrays (``data``, ``scale``, ``zero_point``, ``global_scale``) or another ``form``,
         unchecked; what is not named stays. A plain ScaledTensor of a prepared one."""

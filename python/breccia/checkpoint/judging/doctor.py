@@ -11,11 +11,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from breccia import bridges
+from breccia import _core, bridges
 from breccia._version import __version__
 from breccia.device import cpu_info
 
 __all__ = ["doctor", "render"]
+
+_XLA = hasattr(_core, "xla_handlers")  # whether breccia was built with jaxlib's headers
+_JIT = {"ffi": "XLA's handlers (ffi)", "callback": "callbacks through Python (callback)"}
 
 # Distributions looked for, what each is for and the extra that installs it; peers of bridges come from the bridges.
 _FRAMEWORKS = {
@@ -39,6 +42,7 @@ def doctor() -> dict[str, Any]:
         "cpu": dict(cpu_info()),
         "memory_bytes": _memory(),
         "gpus": _gpus(),
+        "jit_of_jax": "callback" if os.environ.get("BRECCIA_XLA") == "callback" or not _XLA else "ffi",
         "peers": {name: _version(name) for name in _uses()},
         "bridges": sorted(bridges.registry()),
     }
@@ -90,6 +94,7 @@ def render(report: dict[str, Any]) -> str:
         f"CPU kernels  {cpu['backend']}, {threads} (this machine can run {', '.join(cpu['supported'])}{left_out})",
         f"memory       {'unknown' if memory is None else f'{memory / 2**30:.0f} GiB'}",
         f"GPUs         {gpus}",
+        f"jax.jit      {_JIT[report['jit_of_jax']]} on a CPU",
         "",
     ]
     for name, (use, extra) in _uses().items():

@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from breccia import _core, recipes
-from breccia.delayed import AmaxHistory
-from breccia.frameworks.jax import callbacks, ffi, partition
+from breccia.frameworks.jax import callbacks, ffi, partition, trees
 from breccia.frameworks.jax import sharding as cuts
 from breccia.frameworks.jax.arguments import check_here, dtype_name, floats, is_here, parts_here
 from breccia.frameworks.jax.callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
@@ -25,10 +24,8 @@ from breccia.frameworks.jax.products import matmul as matmul
 from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
-from breccia.value.form import PARTS, Form, cast_form
+from breccia.value.form import cast_form
 from breccia.verbs.cast_options import CastOptions, Hadamard
-from breccia.verbs.packed import PackedWeight
-from breccia.verbs.prepared import PreparedWeight
 
 namespace = JAX
 _NEAREST = CastOptions()
@@ -129,6 +126,7 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    trees.register_with_flax()
     x = floats(x, "x")
     _core.plan_cast(list(x.shape), _spec(recipe))  # checks the shape
     if options.importance is not None and not (_is_known(options.seed) and is_concrete(x)):
@@ -312,19 +310,3 @@ def as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> tuple[Any, ..
     data = parts.data if element not in NATIVE else jax.lax.bitcast_convert_type(parts.data, NATIVE[element])
     scale = parts.scale if fmt is None else jax.lax.bitcast_convert_type(parts.scale, NATIVE[fmt])
     return tuple(part for part in (data, scale, parts.zero_point, parts.global_scale) if part is not None)
-
-
-def _flatten(scaled: ScaledTensor) -> Any:
-    keyed = [(jax.tree_util.GetAttrKey(key), part) for key, part in zip(PARTS, scaled._held, strict=True)]
-    return keyed, scaled._form
-
-
-def _unflatten(kind: type[ScaledTensor], form: Form, parts: Any) -> ScaledTensor:
-    return kind._of(form, *parts)
-
-
-for _kind in (ScaledTensor, PreparedWeight, PackedWeight):
-    jax.tree_util.register_pytree_with_keys(_kind, _flatten, functools.partial(_unflatten, _kind))
-jax.tree_util.register_pytree_node(
-    AmaxHistory, lambda state: ((state.amax, state.scale), None), lambda _, parts: AmaxHistory(*parts)
-)

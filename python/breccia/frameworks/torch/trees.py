@@ -22,7 +22,7 @@ _LAYOUTS = (layouts.PerTensor, layouts.PerBlockK, layouts.PerChannel, layouts.Pe
 
 
 def _flatten(scaled: ScaledTensor) -> tuple[list[Any], Any]:
-    return list(scaled._held), scaled._form
+    return list(scaled._held), scaled._meaning
 
 
 def _unflatten(kind: type[ScaledTensor], parts: Any, form: Form) -> ScaledTensor:
@@ -35,12 +35,12 @@ def _flatten_with_keys(scaled: ScaledTensor) -> Any:
 
 
 def _dump(form: Form) -> Any:
-    return [form.recipe.to_dict(), form.layout._key, form.packing, form.original_dtype, list(form.parts)]
+    return [form.recipe.to_dict(), form.layout._key, form.packing, form.original_dtype]
 
 
 def _load(dumped: Any) -> Any:
-    recipe, layout, packing, original_dtype, parts = dumped
-    return Form(recipes.from_dict(recipe), layout_of(layout), packing, original_dtype, tuple(parts))
+    recipe, layout, packing, original_dtype = dumped[:4]
+    return Form(recipes.from_dict(recipe), layout_of(layout), packing, original_dtype)
 
 
 def register() -> None:
