@@ -24,9 +24,7 @@ NATIVE = {**{f"float8_{name}": getattr(ml_dtypes, f"float8_{name}") for name in 
 _ALIGNMENT = 64  # of memory that XLA takes over without a copy
 
 # Before version 0.10 in jax.core.
-_trace_state: Any = (
-    getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state  # type: ignore[attr-defined]
-)
+_trace_state: Any = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
 with jax.core.eval_context():  # the first call may be inside of jit
     _EAGER = _trace_state(convention="breccia")
 
