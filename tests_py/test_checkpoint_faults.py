@@ -5,6 +5,7 @@ import errno
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ def one_file(path: Path) -> Path:
     return path.with_suffix(".safetensors")
 
 
+KINDS_OF_ERRORS = [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT]
 CASES = [(shards, "mxfp8"), (one_file, "gguf:q8_0"), (one_file, "bf16")]
 
 
@@ -126,24 +128,28 @@ def test_a_final_file_without_its_record_is_kept(tmp_path: Path, monkeypatch: py
     assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", KINDS_OF_ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize(("make", "to"), [(shards, "mxfp8"), (one_file, "gguf:q8_0")])
 def test_an_error_of_any_call_leaves_nothing_half_written(
     number: int, make: Any, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is done is kept, and the same conversion goes on from there; where nothing is, nothing is left."""
     source, out = make(tmp_path / "in"), tmp_path / "new" / "out"
     monkeypatch.setattr(convert_module, "_SYNC_EVERY", 1)
     calls: list[str] = []
     monkeypatch.setattr(disk, "before", lambda what, _: calls.append(what))
     convert(source, out, to, threads=1)
-    wanted = tree(out)
+    wanted, lost = tree(out), 0
     for step, call in enumerate(calls):
         folder = tmp_path / f"new{step}"
         left = [step]
 
-        def fail(what: str, path: Path, left: list[int] = left) -> None:
+        whole_before: dict[str, int] = {}
+
+        def fail(what: str, path: Path, left: list[int] = left, folder: Path = folder) -> None:
             left[0] -= 1
             if left[0] == -1:
+                whole_before.update(shards_of(partial_of(folder / "out") / "out"))
                 raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(disk, "before", fail)
@@ -153,7 +159,16 @@ def test_an_error_of_any_call_leaves_nothing_half_written(
             assert error.errno == number
             assert os.strerror(number) in str(error) and str(tmp_path) in str(error)
             assert len(str(error).splitlines()) == 1
-            assert not folder.exists(), (step, call)
+            kept = "the same command goes on from there" in str(error)
+            assert kept == partial_of(folder / "out").exists() == folder.exists(), (step, call)
+            assert not (folder / "out").exists(), (step, call)
+            there = shards_of(partial_of(folder / "out") / "out")
+            lost += bool(whole_before) and not there
+            monkeypatch.setattr(disk, "before", None)
+            report = convert(source, folder / "out", to, threads=1)
+            assert tree(folder / "out") == wanted, (step, call)
+            assert there.items() <= shards_of(folder / "out").items(), (step, call)
+            assert any("of an earlier run" in note for note in report["notes"]) == kept, (step, call)
             continue
         assert tree(folder / "out") == wanted, (step, call)
         assert call in ("remove", "flush"), (step, call)
@@ -161,6 +176,13 @@ def test_an_error_of_any_call_leaves_nothing_half_written(
         said = report["notes"][-1] if report["notes"] else ""  # said, not raised: the output is complete
         assert ("could not be removed" in said) == left_over, (step, call)
         assert call == "remove" or "may not outlast a power failure" in said, (step, call)
+    assert not lost, "an error removed a file that was complete"
+
+
+def shards_of(folder: Path) -> dict[str, int]:
+    """When each complete file of weights was written last."""
+    there = sorted(folder.glob("[!.]*.safetensors")) if folder.is_dir() else []
+    return {path.name: path.stat().st_mtime_ns for path in there}
 
 
 def test_a_journal_cut_anywhere_is_read_to_where_it_holds(tmp_path: Path) -> None:
@@ -242,15 +264,11 @@ def change_config(source: Path) -> None:
     path.write_text(path.read_text().replace('"test"', '"test", "x": 1'))
 
 
-def change_tokenizer(source: Path) -> None:
-    (source / "tokenizer.json").write_text("{ }")
-
-
 def change_version(source: Path) -> None:
     importlib.import_module("breccia.checkpoint.planning.identity").__version__ = "another"
 
 
-@pytest.mark.parametrize("change", [change_config, change_tokenizer, change_version])
+@pytest.mark.parametrize("change", [change_config, change_version])
 def test_only_the_same_conversion_is_resumed(change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("breccia.checkpoint.planning.identity")
     monkeypatch.setattr(module, "__version__", module.__version__)
@@ -260,9 +278,131 @@ def test_only_the_same_conversion_is_resumed(change: Any, tmp_path: Path, monkey
     done = []
     real = convert_module.execute
     monkeypatch.setattr(convert_module, "execute", lambda *a: (done.append(a), real(*a))[1])
-    convert(source, tmp_path / "out", "mxfp8")
+    report = convert(source, tmp_path / "out", "mxfp8")
     assert len(done) == 4  # all of them
+    what = "config.json" if change is change_config else "version of breccia"
+    assert any(f"all is made anew: an earlier run was of other {what}" in note for note in report["notes"])
     assert verify(source, tmp_path / "out")["ok"]
+
+
+def touch(source: Path) -> None:
+    for path in source.iterdir():
+        path.chmod(0o600)
+        os.utime(path)
+
+
+def link(source: Path) -> None:
+    for path in source.glob("*.safetensors"):
+        path.with_suffix(".link").hardlink_to(path)
+        path.with_suffix(".link").unlink()
+
+
+def copy(source: Path) -> None:
+    shutil.copytree(source, source.with_name("copied"))
+    shutil.rmtree(source)
+    source.with_name("copied").rename(source)
+
+
+def others_beside(source: Path) -> None:
+    (source / "README.md").write_text("x")
+    (source / "tokenizer.json").write_text("{ }")
+
+
+def other_spelling(source: Path) -> None:
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=7))
+
+
+@pytest.mark.always
+@pytest.mark.parametrize("change", [touch, link, copy, others_beside, other_spelling])
+def test_a_source_is_known_by_its_contents(change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = shards(tmp_path / "in")
+    (source / "README.md").write_text("a")
+    stopped_half_way(source, tmp_path / "out", "mxfp8", monkeypatch)
+    change(source)
+    done = []
+    real = convert_module.execute
+    monkeypatch.setattr(convert_module, "execute", lambda *a: (done.append(a), real(*a))[1])
+    report = convert(source, tmp_path / "out", "mxfp8")
+    assert len(done) == 3  # but one
+    assert "1 tensors are kept of an earlier run" in report["notes"]
+    convert(source, tmp_path / "wanted", "mxfp8")
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
+def test_only_what_changed_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what has its scale from a part that changed, in another file."""
+    names = [f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"]
+    arrays = [{name: weight(64, 64) * (i + 1) for i, name in enumerate(names[:3])}, {names[3]: weight(64, 64)}]
+    arrays[1]["layers.1.self_attn.q_proj.weight"] = weight(64, 64)
+    arrays[1]["layers.1.self_attn.k_proj.weight"] = weight(64, 64)
+    source = write_shards(tmp_path / "in", [arrays[0], arrays[1]], {})
+    monkeypatch.setattr(convert_module, "_SYNC_EVERY", 1)
+
+    def stop(what: str, path: Path) -> None:
+        if what == "write" and path.name == "model.safetensors.index.json":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "before", stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "out", "compressed-tensors:nvfp4")
+    monkeypatch.setattr(disk, "before", None)
+    arrays[0][names[2]] = arrays[0][names[2]] * 2
+    shutil.rmtree(source)
+    write_shards(source, [arrays[0], arrays[1]], {})
+    done = []
+    real = convert_module.execute
+    monkeypatch.setattr(convert_module, "execute", lambda *a: (done.append(a[1].found.name), real(*a))[1])
+    report = convert(source, tmp_path / "out", "compressed-tensors:nvfp4")
+    assert sorted(done) == sorted(names[:3])
+    said = "3 tensors are kept of an earlier run, 3 are made anew: model-00001-of-00002.safetensors has other bytes now"
+    assert said in report["notes"]
+    convert(source, tmp_path / "wanted", "compressed-tensors:nvfp4")
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
+def test_a_disk_without_space_is_found_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, real = shards(tmp_path / "in"), os.statvfs
+    calls: list[str] = []
+
+    def small(path: Any) -> Any:
+        return os.statvfs_result((1024, 1024, 100, 4, 4, *real(path)[5:]))
+
+    monkeypatch.setattr(os, "statvfs", small)
+    monkeypatch.setattr(disk, "before", lambda what, _: calls.append(what))
+    with pytest.raises(OSError, match=r"No space left on device: .*out.partial needs [\d.]+ kB, 4.1 kB free") as error:
+        convert(source, tmp_path / "out", "mxfp8")
+    assert error.value.errno == errno.ENOSPC
+    assert "reserve space for" not in calls
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.always
+@pytest.mark.parametrize("to", ["mxfp8", "gguf:q8_0", "onnx:int8", "onnx:nvfp4"])
+def test_a_file_that_no_record_speaks_of_is_not_trusted(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a writer lays down before the tensors: killed between any two of its writes, it begins anew."""
+    if to.startswith("onnx"):
+        pytest.importorskip("onnx")
+    source = one_file(tmp_path / "in")
+    convert(source, tmp_path / "wanted", to)
+    for step in range(1, 8):
+        count = [0]
+
+        def stop(what: str, path: Path, step: int = step, count: list[int] = count) -> None:
+            count[0] += what == "write" and path.name == ".out.partial"
+            if count[0] == step:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(disk, "before", stop)
+        try:
+            convert(source, tmp_path / "out", to, checksums=False)
+        except KeyboardInterrupt:
+            monkeypatch.setattr(disk, "before", None)
+            convert(source, tmp_path / "out", to, checksums=False)
+        assert tree(tmp_path / "out") == tree(tmp_path / "wanted"), step
+        (tmp_path / "out").unlink()
 
 
 def gptq_said_to_be_v2(source: Path) -> None:

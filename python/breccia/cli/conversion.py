@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from breccia import bridges
 from breccia.bridges.contract import FileFormat
 from breccia.cli.errors import one_line
-from breccia.cli.terminal import COLUMNS, after, fitted, wrapped
+from breccia.cli.terminal import COLUMNS, after, amount, fitted, wrapped
 
 if TYPE_CHECKING:
     from breccia.checkpoint.planning.targets import Target
@@ -43,16 +43,6 @@ _STARTS = {
     "mlx-lm": "mlx_lm.generate --model {out} --prompt Hello",
     "ComfyUI": "copy {out} to ComfyUI/models/diffusion_models",
 }
-
-
-def amount(nbytes: int) -> str:
-    """Bytes for people: 5.75 MB."""
-    size, unit = float(nbytes), "bytes"
-    for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
-        if size < 999.5 or unit == "PB":
-            break
-        size /= 1000
-    return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:.3g} {unit}"
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:

@@ -13,11 +13,21 @@ from typing import Any, cast
 
 from breccia.cli.errors import one_line
 
-__all__ = ["COLUMNS", "after", "fitted", "is_terminal", "plain_characters", "streams", "wrapped"]
+__all__ = ["COLUMNS", "after", "amount", "fitted", "is_terminal", "plain_characters", "streams", "wrapped"]
 
 COLUMNS = 80
 
 _PLAIN = {"×": "x", "…": "...", "−": "-", "–": "-", "←": "<-"}
+
+
+def amount(nbytes: int) -> str:
+    """Bytes for people: 5.75 MB."""
+    size, unit = float(nbytes), "bytes"
+    for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
+        if size < 999.5 or unit == "PB":
+            break
+        size /= 1000
+    return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:.3g} {unit}"
 
 
 class _Stream:

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from breccia.cli.terminal import amount
+
 __all__ = ["before"]
 
 # Called with the name of a call and its path before each of them. Tests stop a process there or raise an error.
@@ -88,6 +90,16 @@ def write(fd: int, data: bytes | memoryview, at: int, path: Path) -> None:
     while view:
         written = _call("write", path, os.pwrite, fd, view[: 1 << 30], at)
         view, at = view[written:], at + written
+
+
+def check_space(path: Path, nbytes: int) -> None:
+    """Raise OSError where so many bytes do not fit beside what is on a directory's disk."""
+    if not hasattr(os, "statvfs"):
+        return
+    said = os.statvfs(path)
+    free = said.f_bavail * said.f_frsize
+    if nbytes > free and said.f_blocks:  # some file systems say nothing
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {path} needs {amount(nbytes)}, {amount(free)} free")
 
 
 def truncate(fd: int, size: int, path: Path) -> None:

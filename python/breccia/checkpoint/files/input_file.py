@@ -5,6 +5,8 @@ file meanwhile, a call raises an error, where access to a mapping would kill the
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import numpy as np
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 
-__all__ = ["DataFile", "InputFile", "read_bounded"]
+__all__ = ["DataFile", "InputFile", "read_bounded", "sha256_of"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _MOST = 1 << 30  # bytes of one call
@@ -131,6 +133,15 @@ def read_bounded(path: Path, most: int) -> tuple[bytes, disk.Stamp]:
         return file.read(0, file.size), file.stamp
 
 
+def sha256_of(path: Path) -> str:
+    """Of a file's contents, in hexadecimal."""
+    found = hashlib.sha256()
+    with disk.reading(path), path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()
+
+
 class DataFile:
     """A file beside the source by which a conversion chooses: what tells one from another. Messages name it as
     ``argument``."""
@@ -140,14 +151,13 @@ class DataFile:
         self._stamp = disk.stamp_of(self.path.stat())
 
     def __repr__(self) -> str:
-        """What tells one file from another."""
-        return f"{type(self).__name__}({str(self.path.resolve())!r}, {self._stamp})"
+        """What tells one file from another, wherever they lie."""
+        return f"{type(self).__name__}({self.sha256})"
 
-    @property
-    def portable(self) -> list[Any]:
-        """What tells one file from another on every machine that sees it: name, size and time."""
-        _, size, changed, _ = self._stamp
-        return [self.path.name, size, changed]
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of its contents."""
+        return sha256_of(self.path)
 
     def check_unchanged(self) -> None:
         """Raise ValueError where the file is not what was opened."""

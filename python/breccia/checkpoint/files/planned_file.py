@@ -85,9 +85,10 @@ class PlannedWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        if kind is None:
-            self.commit()
-        else:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
             self.abort()
 
     def write(self, name: str, array: np.ndarray[Any, Any], at: int = 0) -> None:
@@ -134,17 +135,13 @@ class PlannedWriter:
         disk.sync(self._fd, self.partial)
 
     def commit(self) -> None:
-        """Give the complete file its name. Raises ValueError where bytes are missing."""
+        """Give the complete file its name. Raises ValueError where bytes are missing; an error leaves the partial file
+        to `close`, or `abort`."""
         missing = [name for name, left in self._left.items() if left != 0]
         if missing:
-            self.abort()
             raise ValueError(f"{self.path}: tensor {missing[0]!r} must be written in full, {len(missing)} are not")
-        try:
-            disk.sync(self._fd, self.partial)
-            disk.rename(self.partial, self.path)
-        except BaseException:
-            self.abort()
-            raise
+        disk.sync(self._fd, self.partial)
+        disk.rename(self.partial, self.path)
         self.close()
         disk.sync_directory(self.path.parent)
 

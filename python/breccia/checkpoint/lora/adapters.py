@@ -18,6 +18,7 @@ from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.dtypes import typed
+from breccia.checkpoint.files.input_file import sha256_of
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 from breccia.checkpoint.reading.folder import read_json
 from breccia.checkpoint.reading.source import Checkpoint, container_of
@@ -128,10 +129,9 @@ class Adapter:
         return made
 
     @property
-    def stamps(self) -> list[tuple[str, Any]]:
-        """What tells whether a file that was read is still the same."""
-        stamp = self.file.file.stamp
-        return [(str(self.file.path.resolve()), stamp), (str(self.path), sorted(self.config.items(), key=str))]
+    def sha256(self) -> str:
+        """Of its file of tensors."""
+        return sha256_of(self.file.path)
 
     def close(self) -> None:
         """Let go of the file."""

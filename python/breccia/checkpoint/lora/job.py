@@ -6,8 +6,6 @@ What the adapter changes is dequantized, added to and quantized again to the rec
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,11 @@ from breccia.bridges.common import float32, global_scale
 from breccia.bridges.outside import values
 from breccia.bridges.parts import Found
 from breccia.checkpoint.device import Device
-from breccia.checkpoint.files import disk
 from breccia.checkpoint.lora.adapters import Adapter
 from breccia.checkpoint.lora.plan import Group, MergePlanner
 from breccia.checkpoint.lora.rounding import MergeRounding
 from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.identity import Identity, digest
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.convert import Job
@@ -64,9 +62,12 @@ class Merge(Job):
         plan = self.planner(checkpoint, adapter, rounding, device).plan(destination)
         super().__init__(plan, show, threads, force, strict=strict)
 
-    def _identity(self, others: dict[Path, disk.Stamp]) -> bytes:
-        said = [super()._identity(others).hex(), repr(self.adapter.stamps), *self.rounding.said]
-        return hashlib.sha256(json.dumps(said).encode()).digest()
+    def _identity(self) -> Identity:
+        adapter = {
+            "adapter": digest([self.adapter.sha256, self.adapter.config]),
+            "rounding": digest(self.rounding.said),
+        }
+        return super()._identity() | adapter
 
     def _make(self, work: Work) -> None:
         super()._make(work)

@@ -60,7 +60,7 @@ def merge_lora(
         ValueError: base or adapter is not valid, they do not fit, or the base's format cannot be written.
         FileExistsError: the destination is there, and ``force`` is not given.
         ImportError: the device is a GPU, and torch is not installed.
-        OSError: the disk is full or the like; nothing is left behind.
+        OSError: the disk is full or the like. What is done is kept, and the same call goes on from there.
     """
     destination = path_of(destination, "destination")
     base, adapter = path_of(base, "base"), path_of(adapter, "adapter")

@@ -12,6 +12,7 @@ import numpy as np
 
 from breccia.bridges.common import float32
 from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.files.input_file import sha256_of
 from breccia.checkpoint.lora.adapters import Change
 from breccia.checkpoint.lora.feedback import Feed, OfMoments, OfRows, round_change
 from breccia.moments import MomentsFile
@@ -65,8 +66,7 @@ class MergeRounding:
         """What tells one way to round from another."""
         if self.moments is None:
             return [self.rounding, self.seed]
-        stat = self.moments.path.stat()
-        return [self.rounding, self.seed, str(self.moments.path.resolve()), stat.st_size, stat.st_mtime_ns]
+        return [self.rounding, self.seed, sha256_of(self.moments.path)]
 
     def options(self, name: str) -> dict[str, Any]:
         """Those of `breccia.cast` for one tensor."""

@@ -1,30 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an output depends on, so that work is resumed by the same conversion only."""
+"""What an output depends on beside the bytes of the source's tensors, so that work is resumed by the same conversion
+only, wherever the source lies and whenever its files were touched."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from breccia._version import __version__
 from breccia.checkpoint.files import disk
+from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
 
-__all__ = ["beside", "identity_of", "spelled"]
+__all__ = ["Identity", "beside", "digest", "identity_of", "spelled"]
+
+Identity = dict[str, str]  # what counts → a digest of it
 
 
-def identity_of(checkpoint: Checkpoint, target: Target, others: Mapping[Path, disk.Stamp]) -> bytes:
-    """32 bytes: of this version, the target with its options, config.json, and the stamps of every file: ``others`` are
-    those of `beside`."""
-    said: list[Any] = [__version__, spelled(target), checkpoint.config, checkpoint.unmarked]
-    said += [[str(path.resolve()), stamp] for path, stamp in checkpoint.stamps.items()]
-    said += [[str(path), stamp] for path, stamp in others.items()]
-    return hashlib.sha256(json.dumps(said).encode()).digest()
+def identity_of(checkpoint: Checkpoint, target: Target, files: Sequence[tuple[str, list[Choice]]]) -> Identity:
+    """The version, the target with its options, what config.json says, and what is to be written of which tensors."""
+    tensors = [(name, [(choice.action, choice.outputs) for choice in choices]) for name, choices in files]
+    return {
+        "version of breccia": __version__,
+        "config.json": digest(checkpoint.config),
+        "options": digest([spelled(target), checkpoint.unmarked]),
+        "tensors": digest(tensors),
+    }
+
+
+def digest(said: Any) -> str:
+    """Of JSON types."""
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def beside(checkpoint: Checkpoint) -> dict[Path, disk.Stamp]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converting a whole checkpoint: planned from headers, one tensor at a time, there when complete.
 
-All work is done in ``.NAME.partial`` beside the output (`Work`), with a journal of what is on disk: a killed
-conversion goes on where it was when the same command runs again. An error removes it.
+All work is done in ``.NAME.partial`` beside the output (`Work`), with a journal of what is on disk: a conversion that
+was killed, or stopped by an error, goes on where it was when the same command runs again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.choices import Choice
-from breccia.checkpoint.planning.identity import beside, identity_of
+from breccia.checkpoint.planning.identity import Identity, beside, identity_of
 from breccia.checkpoint.planning.model_config import modules_of
 from breccia.checkpoint.planning.plan import Files, Plan, Planner
 from breccia.checkpoint.planning.remarks import Remark
@@ -31,7 +31,7 @@ from breccia.checkpoint.planning.request import Request
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.workers import Workers, thread_count
-from breccia.checkpoint.writing import outputs
+from breccia.checkpoint.writing import earlier, outputs
 from breccia.checkpoint.writing.execute import execute
 from breccia.checkpoint.writing.losses import Loss, errors, lost
 from breccia.checkpoint.writing.sink import Sink
@@ -40,7 +40,9 @@ from breccia.schemes.value import ModelScheme, Rule
 
 __all__ = ["Job", "convert"]
 
-_SYNC_EVERY = 256 << 20  # bytes between two entries of the journal
+# What is written between two entries of the journal, of which whichever comes first makes one.
+_SYNC_EVERY = 64 << 20  # bytes
+_SYNC_SECONDS = 1.0
 
 
 def convert(
@@ -123,7 +125,7 @@ def convert(
         BlockingIOError: another conversion to the destination is at work.
         ImportError: a GGUF file is to become a directory, and transformers is not installed; or the device is a GPU,
             and torch is not.
-        OSError: the disk is full or the like; nothing is left behind.
+        OSError: the disk is full or the like. What is done is kept, and the same call goes on from there.
     """
     request = Request.of(
         to,
@@ -179,8 +181,8 @@ class Job:
         if force:
             check_replaceable(plan.destination, plan.into_directory)
 
-    def _identity(self, others: dict[Path, disk.Stamp]) -> bytes:
-        return identity_of(self.checkpoint, self.target, others)
+    def _identity(self) -> Identity:
+        return identity_of(self.checkpoint, self.target, self.plan.files)
 
     def _companions(self, work: Work) -> None:
         outputs.write_companions(self.checkpoint, work.out, self.plan.config, self.plan.choices, dict(self.plan.files))
@@ -200,11 +202,10 @@ class Job:
     def run(self) -> dict[str, Any]:
         begin, others = time.monotonic(), beside(self.checkpoint)
         self._check_strict()
-        work = Work(
-            self.plan.destination, self._identity(others), directory=self.plan.into_directory, replace=self.force
-        )
+        work = Work(self.plan.destination, self._identity(), directory=self.plan.into_directory, replace=self.force)
         with work.kept_when_interrupted():
             if not work.finished:
+                work.check_space(self._new_bytes())
                 self._make(work)
                 if self.plan.into_directory:
                     with work.noting():
@@ -212,7 +213,7 @@ class Job:
                 self._check_unchanged()
                 self._check_beside(others)
                 self._check_strict()
-            self.notes += work.finish()
+            self.notes += [*work.notes, *work.finish()]
         self.progress.finish()
         return self._report(time.monotonic() - begin)
 
@@ -247,16 +248,27 @@ class Job:
         """Make the weight files."""
         self._write_files(self.plan.files, work)
 
+    def _new_bytes(self) -> int:
+        """What the disk must have a place for."""
+        return self.plan.nbytes
+
     def _write_files(self, files: Files, work: Work) -> None:
+        self.checkpoint.sums = Sums() if self.checksums else None
+        earlier.look(self.checkpoint, files, work)
+        work.remove_others([name for name, _ in files])
         with contextlib.closing(Workers(self.threads)) as workers:
             for name, choices in files:
                 self._write(name, choices, work, workers)
+        self.checkpoint.sums = None
 
     def _write(self, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
-        writer = self._writer(work.out / name, choices)
+        path = work.out / name
+        if not (path.exists() or path.with_name(f".{name}.partial").exists()):
+            work.restart(name)
+        writer = self._writer(path, choices)
         if writer.complete and not self._is_as_written(writer, name, choices, work):
-            disk.remove(work.out / name)
-            writer = self._writer(work.out / name, choices)
+            disk.rename(path, writer.partial)
+            writer = self._writer(path, choices)
         try:
             if writer.complete:
                 self.progress.skip(sum(c.nbytes for c in choices))
@@ -272,7 +284,7 @@ class Job:
     def _is_as_written(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work) -> bool:
         """Whether a file that is there has the bytes that an earlier run wrote."""
         done = work.done(name)
-        for choice in choices if self.checksums else ():
+        for choice in choices:
             of_it = done.get(next(iter(choice.outputs)))
             if of_it is None or not self._is_there(choice, writer, of_it):
                 return False
@@ -292,7 +304,7 @@ class Job:
         writer.sums = Sums() if self.checksums else None
         sink = Sink(writer, workers, self.progress.add)
         pending: dict[str, Done] = {}
-        written = 0
+        written, begin = 0, time.monotonic()
         for choice in choices:
             name_of = next(iter(choice.outputs))  # of which there is one in a file
             if name_of in done and self._is_there(choice, writer, done[name_of]):
@@ -302,18 +314,24 @@ class Job:
                 self._keep(name, done[name_of])
                 continue
             losses: dict[str, Loss] = {}
-            with naming(self.checkpoint.path, choice.found.name):
-                bad = self._execute(choice, sink, losses)
+            try:
+                with naming(self.checkpoint.path, choice.found.name):
+                    bad = self._execute(choice, sink, losses)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    writer.sync()
+                    work.record(name, pending)
+                raise
             counts = {choice.found.name: bad} if bad else {}
             said = self.rounded.get(choice.found.name)
             rounded = {} if said is None else {choice.found.name: said}
             pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts, losses, rounded)
             self._keep(name, pending[name_of])
             written += choice.nbytes
-            if written >= _SYNC_EVERY:
+            if written >= _SYNC_EVERY or time.monotonic() - begin >= _SYNC_SECONDS:
                 writer.sync()
                 work.record(name, pending)
-                pending, written = {}, 0
+                pending, written, begin = {}, 0, time.monotonic()
         if pending:
             writer.sync()
             work.record(name, pending)

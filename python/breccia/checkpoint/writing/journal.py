@@ -12,7 +12,7 @@ from pathlib import Path
 
 from breccia.checkpoint.files import disk
 
-__all__ = ["Journal", "read_journal"]
+__all__ = ["Journal", "Record", "read_journal"]
 
 _MAGIC = b"breccia journal\n"
 _SUM = 16
@@ -44,11 +44,17 @@ def _mark(key: bytes, at: int, text: bytes) -> bytes:
 
 class Journal:
     """An append-only file of records of one conversion, which 32 bytes of ``identity`` tell from every other. What the
-    file holds of another is discarded."""
+    file holds of another is discarded.
+
+    Attributes:
+        records: that an earlier process left.
+        last: the newest record, in a list; none in a new file.
+    """
 
     def __init__(self, path: Path, identity: bytes) -> None:
         self.path, self._key = path, identity
         self.records, self._end = read_journal(path, identity)
+        self.last = self.records[-1:]
         self._fd = disk.create(path, keep=True)
         try:
             if self._end < os.fstat(self._fd).st_size:
@@ -66,7 +72,7 @@ class Journal:
             text = json.dumps(record).encode()
             data += struct.pack("<I", len(text)) + text + _mark(self._key, at + len(data), text)
         self._append(bytes(data))
-        self.records += records
+        self.last = records[-1:] or self.last
 
     def _append(self, data: bytes) -> None:
         disk.write(self._fd, data, self._end, self.path)

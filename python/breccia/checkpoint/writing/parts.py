@@ -11,9 +11,6 @@ together.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import json
 import os
 import re
 import time
@@ -23,14 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breccia._version import __version__
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.choices import Choice
-from breccia.checkpoint.planning.identity import spelled
+from breccia.checkpoint.planning.identity import Identity, digest
 from breccia.checkpoint.planning.plan import Files, Plan, Planner
 from breccia.checkpoint.planning.request import Options, Request
 from breccia.checkpoint.planning.shares import shares
@@ -98,7 +94,7 @@ class Piece:
             ValueError: source or target are not those of the plan, or a tensor is not valid.
             FileExistsError: the destination is there.
             BlockingIOError: another process is at work on this part.
-            OSError: the disk is full or the like; nothing of this part is left behind.
+            OSError: the disk is full or the like. What is done is kept, and the same call goes on from there.
         """
         where = (self.source, self.destination, self.request, self.parts)
         with _opened(*where, progress, threads, checksums=checksums, device=Device.of(device)) as job:
@@ -253,7 +249,7 @@ class _Parts(Job):
         self.read = self._read()
         costs = [read + choice.nbytes for read, (_, choice) in zip(self.read, self.flat, strict=True)]
         self.shares = shares(costs, parts)
-        self.identity = self._parts_identity()
+        self.identity = digest(self._identity())
 
     def _read(self) -> list[int]:
         """What several tensors are read from counts for each of them in part."""
@@ -261,19 +257,10 @@ class _Parts(Job):
         users = Counter(name for some in names for name in some)
         return [sum(self.checkpoint.entries[name].nbytes // users[name] for name in some) for some in names]
 
-    def _parts_identity(self) -> str:
-        """Without paths and numbers of inodes: machines may see the source in different places."""
-        asked = self.target.asked
-        data: list[Any] = [self.target.importance]
-        if asked is not None:
-            data.append(asked.amax)
-            asked = dataclasses.replace(asked, amax=None)
-        target = dataclasses.replace(self.target, importance=None, asked=asked)
-        said: list[Any] = [__version__, spelled(target), self.checkpoint.config, self.parts, self.plan.destination.name]
-        said += [None if file is None else file.portable for file in data]
-        said += [self.plan.into_directory, self.checkpoint.unmarked]
-        said += [[path.name, size, mtime] for path, (_, size, mtime, _) in self.checkpoint.stamps.items()]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    def _identity(self) -> Identity:
+        sizes = [[file.path.name, file.file.size] for file in self.checkpoint.files]
+        parts = [self.parts, self.plan.destination.name, self.plan.into_directory, sizes]
+        return super()._identity() | {"parts": digest(parts)}
 
     def _files_of(self, part: int) -> Files:
         """Output files that a part has tensors of, and which."""
@@ -315,10 +302,10 @@ class _Parts(Job):
         }
 
     def _make_part(self, part: int, files: Files) -> None:
-        work = Work(self._place(part), bytes.fromhex(self.identity), directory=True)
+        work = Work(self._place(part), self._identity(), directory=True)
         with work.kept_when_interrupted():
             if not work.finished:
-                self.checkpoint.sums = Sums() if self.checksums else None
+                work.check_space(sum(choice.nbytes for _, choices in files for choice in choices))
                 self._write_files(files, work)
                 self._check_unchanged()
                 with work.noting():
@@ -350,12 +337,22 @@ class _Parts(Job):
             report["notes"].append(f"{self.folder} is not needed any more and could not be removed")
         return report
 
-    def _make(self, work: Work) -> None:
-        """Put the files of all parts together."""
+    def _pieces(self) -> dict[str, list[tuple[Path, list[Choice]]]]:
+        """Files of parts, and what is in each, by the names of output files."""
         pieces: dict[str, list[tuple[Path, list[Choice]]]] = {}
         for part in range(1, self.parts + 1):
             for name, choices in self._files_of(part):
                 pieces.setdefault(name, []).append((self._place(part) / name, choices))
+        return pieces
+
+    def _new_bytes(self) -> int:
+        pieces = self._pieces()
+        return sum(c.nbytes for name, choices in self.plan.files if len(pieces[name]) > 1 for c in choices)
+
+    def _make(self, work: Work) -> None:
+        """Put the files of all parts together."""
+        pieces = self._pieces()
+        work.remove_others(list(pieces))
         for name, choices in self.plan.files:
             if len(pieces[name]) == 1:
                 path = pieces[name][0][0]
@@ -364,6 +361,7 @@ class _Parts(Job):
                 self.progress.add(sum(c.nbytes for c in choices))
             else:
                 self._join(work.out / name, choices, pieces[name])
+                work.record(name, {"": Done(Sums(), Sums(), {}, {}, {})})
             work.note(name)
 
     def _check(self, path: Path, choices: list[Choice]) -> PlannedWriter:

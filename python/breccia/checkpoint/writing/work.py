@@ -5,20 +5,27 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.locks import Lock, lock
 from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.planning.identity import Identity
+from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.reading.folder import absent
-from breccia.checkpoint.writing.journal import Journal, read_journal
+from breccia.checkpoint.writing.journal import Journal, Record, read_journal
 from breccia.checkpoint.writing.losses import Loss
 
 __all__ = ["Done", "ReplaceError", "Work", "check_destination", "check_replaceable", "names_folder", "partial_of"]
+
+
+_WORTH = 10.0  # seconds of work
 
 
 class Done(NamedTuple):
@@ -109,7 +116,7 @@ class Work:
 
     Args:
         destination: where the output is to appear.
-        identity: 32 bytes that tell what the output depends on.
+        identity: what the output depends on beside the bytes of the source.
         directory: whether the output is the whole of ``out``, or one file of the destination's name in it.
         replace: whether what is at the destination gives way when the output is complete. It is whole until then, and
             after a kill between its going and the output's coming the next run puts it back first.
@@ -118,6 +125,9 @@ class Work:
         out: directory of what is being made.
         finished: whether an earlier run was stopped after giving the output its name.
         made: files of the output that are complete, and what changes when they do.
+        records: what an earlier run said of tensors on disk, by files and tensors.
+        stamps: of the source's files that those are made of, by names.
+        notes: what became of the work of an earlier run.
 
     Raises:
         BlockingIOError: another conversion to this destination is at work.
@@ -125,8 +135,14 @@ class Work:
         ValueError: it must not be replaced, see `check_replaceable`.
     """
 
-    def __init__(self, destination: Path, identity: bytes, *, directory: bool, replace: bool = False) -> None:
+    def __init__(self, destination: Path, identity: Identity, *, directory: bool, replace: bool = False) -> None:
+        self._start = time.monotonic()
         self.destination, self._directory, self._replace = destination, directory, replace
+        self.records: dict[str, dict[str, str]] = {}
+        self._files = set[str]()  # of which this run recorded tensors
+        self._waiting: list[Record] = []  # that go with the first of tensors
+        self._recorded = False  # whether there is work that an error must not lose
+        self.notes: list[Remark] = []
         self.path = partial_of(destination)
         self.out = self.path / "out"
         self._old = self.path / "replaced"
@@ -167,11 +183,12 @@ class Work:
                 f"destination must be written by one conversion at a time: another is at work in {self.path}"
             )
 
-    def _begin(self, identity: bytes) -> None:
-        path = self.path / "journal"
+    def _begin(self, identity: Identity) -> None:
+        path, said = self.path / "journal", json.dumps(identity).encode()
+        key = hashlib.sha256(said).digest()
         self._put_back()
         if os.path.lexists(self.destination):
-            records, _ = read_journal(path, identity)
+            records, _ = read_journal(path, key)
             self.finished = records[-1:] == [("complete",)] and not os.path.lexists(self._made)
             if self.finished:
                 return
@@ -186,33 +203,81 @@ class Work:
                 f"destination must not be there, {self.destination} is: it is complete, an earlier conversion to it "
                 f"was stopped while it tidied up"
             )
-        self._journal = Journal(path, identity)
+        self._journal = Journal(path, key)
         if not self._journal.records:
+            self._note_other(identity)
             disk.remove_tree(self.out)
+            disk.write_file(self.path / "identity", said)
             self._journal.add([("begin",)])
         disk.make_directory(self.out)
+        self.stamps: dict[str, list[int]] = {}
+        for kind, *words in self._journal.records:
+            if kind == "tensor":
+                self.records.setdefault(words[0], {})[words[1]] = words[2]
+            elif kind == "again":
+                self.records[words[0]].pop(words[1])
+            elif kind == "restart":
+                self.records.pop(words[0])
+            elif kind == "stamps":
+                self.stamps = json.loads(words[0])
+        self._journal.records.clear()
+        self._recorded = any(self.records.values())
+        self._start -= _WORTH if self._recorded else 0
+
+    def _note_other(self, identity: Identity) -> None:
+        """Say which of the things that the output depends on was another in an earlier run: the first, on which
+        others depend."""
+        try:
+            before = json.loads((self.path / "identity").read_bytes())
+            changed = [what for what, digest in identity.items() if before.get(what) != digest]
+        except (OSError, ValueError, AttributeError):
+            return
+        if changed:
+            self.notes.append(Remark(f"all is made anew: an earlier run was of other {changed[0]}"))
 
     def done(self, file: str) -> dict[str, Done]:
-        """Tensors of a file that are on disk."""
-        assert self._journal is not None
-        names: dict[str, Done] = {}
-        for kind, *words in self._journal.records:
-            if kind == "tensor" and words[0] == file:
-                names[words[1]] = Done.of(words[2])
-            elif kind == "restart" and words[0] == file:
-                names.clear()
-        return names
+        """Tensors of a file that an earlier run put on disk."""
+        return {name: Done.of(said) for name, said in self.records.get(file, {}).items()}
 
     def restart(self, file: str) -> None:
         """Forget what is said to be on disk of a file."""
         assert self._journal is not None
-        if self.done(file):
+        if self.records.pop(file, None) or file in self._files:
             self._journal.add([("restart", file)])
+
+    def forget(self, tensors: Sequence[tuple[str, str]], stamps: Mapping[str, disk.Stamp]) -> None:
+        """Forget what is said to be on disk of some tensors, each of a file; all others are made of files with these
+        stamps, by names."""
+        assert self._journal is not None
+        for file, name in tensors:
+            del self.records[file][name]
+        self._waiting = [*(("again", *one) for one in tensors), ("stamps", json.dumps(stamps))]
+        if tensors:
+            self._add([])
 
     def record(self, file: str, tensors: Mapping[str, Done]) -> None:
         """Say that tensors of a file are on disk."""
+        self._add([("tensor", file, name, done.said()) for name, done in tensors.items()])
+        self._recorded |= bool(tensors)
+        self._files.add(file)
+
+    def _add(self, records: list[Record]) -> None:
         assert self._journal is not None
-        self._journal.add([("tensor", file, name, done.said()) for name, done in tensors.items()])
+        self._journal.add([*self._waiting, *records])
+        self._waiting = []
+
+    def remove_others(self, files: Collection[str]) -> None:
+        """Remove all of the output but some files and what is written of them: what an earlier run copied may not be
+        beside the source any more."""
+        for path in sorted(self.out.rglob("*"), reverse=True):
+            of = path.name[1:].removesuffix(".partial") if path.name.endswith(".partial") else path.name
+            if path.parent != self.out or of not in files or of not in self.records:
+                (disk.remove_directory if path.is_dir() and not path.is_symlink() else disk.remove)(path)
+
+    def check_space(self, nbytes: int) -> None:
+        """Raise OSError where the disk has no place for an output of so many bytes, beside what is there of it."""
+        there = sum(path.stat().st_blocks * 512 for path in self.out.rglob("*") if path.is_file())
+        disk.check_space(self.path, nbytes - there)
 
     def note(self, name: str) -> None:
         """Say that a file of the output is complete."""
@@ -238,6 +303,7 @@ class Work:
             except FileNotFoundError:
                 raise ValueError(f"{path} must stay until the output is complete, it was removed") from None
             if now[:3] != (inode, size, changed):
+                self.restart(path.name)
                 raise ValueError(f"{path} must stay as it was written until the output is complete, it was changed")
         for folder, _, names in os.walk(self.out):
             for name in names:
@@ -246,11 +312,25 @@ class Work:
 
     @contextlib.contextmanager
     def kept_when_interrupted(self) -> Iterator[None]:
-        """Do what makes the output: an error abandons the work, an interruption leaves it for the next run."""
+        """Do what makes the output: an interruption leaves the work for the next run, as does an error where any of it
+        is done, which the message says then. An error of the source or of what is asked for, which comes again, leaves
+        what took long."""
         try:
             yield
-        except Exception:
-            self.abandon()
+        except Exception as error:
+            worth = isinstance(error, OSError) or time.monotonic() - self._start > _WORTH
+            if not (worth and self._recorded and self._lock is not None and self._lock.holds()):
+                self.abandon()
+                raise
+            with contextlib.suppress(OSError):
+                self._forget_that_it_is_complete()
+                self._put_back()
+            self.close()
+            said = f"what is done is kept in {self.path}, and the same command goes on from there"
+            if isinstance(error, OSError) and error.strerror:
+                error.strerror = f"{error.strerror}; {said}"
+            else:
+                error.args = (f"{error}; {said}",)
             raise
         except BaseException:
             self.close()
@@ -285,7 +365,7 @@ class Work:
 
     def _forget_that_it_is_complete(self) -> None:
         """Else what is left of abandoned work, beside an output that is still the old one, would say that it came."""
-        if self._journal is not None and self._journal.records[-1:] == [("complete",)]:
+        if self._journal is not None and self._journal.last == [("complete",)]:
             with contextlib.suppress(OSError):
                 self._journal.add([("abandoned",)])
 
