@@ -183,6 +183,15 @@ void register_ops(py::module_& m) {
             [&] { return gptq_into(weights, given, recipe, result.out(), {.act_order = act_order, .damp = damp}); });
         return py::make_tuple(result.finish(weights.type.dtype()), report.damp, report.dead, report.nearest);
     });
+    m.def("gptq_on_levels", [](py::handle w, py::handle moments, py::handle scale, py::handle offset, py::handle levels,
+                               py::handle codes, bool act_order, double damp) {
+        const Array weights = to_array(w, "w"), given = to_array(moments, "moments");
+        const LevelCodes on{to_array(scale, "scale"), to_array(offset, "offset"), to_array(levels, "levels"),
+                            to_output(codes, "codes")};
+        const GptqReport report =
+            released([&] { return gptq_into(weights, given, on, {.act_order = act_order, .damp = damp}); });
+        return py::make_tuple(report.damp, report.dead, report.nearest);
+    });
 
     m.def(
         "adamw_step",

@@ -36,6 +36,19 @@ struct GptqReport {
 /// and where moments are not finite, not square, or negative on the diagonal.
 BRECCIA_API GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
                                  const GptqOptions& options = {});
+/// Codes of a format that no recipe makes: element (n, k) is levels[codes[n, k]] * scale[n, k / run] + offset[n, k /
+/// run].
+struct LevelCodes {
+    Array scale;   ///< float32 (N, K / run)
+    Array offset;  ///< float32 of the same shape
+    Array levels;  ///< float32 numbers in rising order, 256 at most
+    Array codes;   ///< uint8 (N, K): the nearest, in whose place come others; those whose scale is zero stay
+};
+
+/// The same of w (N, K), whose scales and offsets stand, and are finite as w is. Throws Error where a shape does not
+/// fit, a code has no level, or as the other does.
+BRECCIA_API GptqReport gptq_into(const Array& w, const Array& moments, const LevelCodes& levels,
+                                 const GptqOptions& options = {});
 /// The same into memory of its own. `report`: where to, or null.
 BRECCIA_API ScaledTensor gptq(const Array& w, const Array& moments, const Recipe& recipe,
                               const GptqOptions& options = {}, GptqReport* report = nullptr);

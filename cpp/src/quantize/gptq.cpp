@@ -264,10 +264,37 @@ private:
     std::vector<float> zero_points_;
 };
 
+// A matrix whose runs of columns have each a scale and an offset, and one byte of code an element.
+class OnLevels {
+public:
+    explicit OnLevels(const LevelCodes& levels) : levels_(levels), run_(levels.codes.shape[1] / levels.scale.shape[1]) {
+        const float* values = levels.levels.as<float>();
+        for (std::int64_t i = 1; i < element_count(levels.levels.shape); ++i)
+            middles_.push_back((values[i - 1] + values[i]) / 2);
+    }
+
+    // As OneCode's. An element whose scale is zero keeps its code.
+    float put(std::int64_t, std::int64_t row, std::int64_t col, float x, float added) const {
+        const std::int64_t block = row * levels_.scale.shape[1] + col / run_;
+        const float scale = levels_.scale.as<float>()[block], offset = levels_.offset.as<float>()[block];
+        std::uint8_t& code = levels_.codes.as<std::uint8_t>()[row * levels_.codes.shape[1] + col];
+        if (scale != 0)
+            code = static_cast<std::uint8_t>(std::ranges::upper_bound(middles_, (x + added - offset) / scale) -
+                                             middles_.begin());
+        return x - (scale * levels_.levels.as<float>()[code] + offset);
+    }
+
+private:
+    const LevelCodes& levels_;
+    std::int64_t run_;
+    std::vector<float> middles_;
+};
+
 // Rows of one matrix of weights, and of these the columns of one group.
+template <typename Codec>
 class Rounding {
 public:
-    Rounding(const Feed& feed, std::int64_t group, const OneCode& codec, std::int64_t matrix, std::int64_t first,
+    Rounding(const Feed& feed, std::int64_t group, const Codec& codec, std::int64_t matrix, std::int64_t first,
              std::int64_t rows)
         : feed_(feed),
           codec_(codec),
@@ -321,10 +348,46 @@ private:
     }
 
     const Feed& feed_;
-    const OneCode& codec_;
+    const Codec& codec_;
     std::int64_t group_, matrix_, first_, rows_, cols_;
     std::vector<float> x_, shares_, fed_;
 };
+
+// Rounds every matrix of w by the codec.
+template <typename Codec>
+GptqReport feed_forward(const Array& w, const Moments& given, const Codec& codec, const GptqOptions& options) {
+    GptqReport report{.damp = options.damp};
+    const std::int64_t rows = w.shape[w.shape.size() - 2];
+    if (rows == 0 || w.shape.back() == 0) return report;
+    const Shape batch = batch_shape(w.shape);
+    std::optional<Feed> feed;
+    for (std::int64_t matrix = 0; matrix < element_count(batch); ++matrix) {
+        if (!feed || given.count() > 1) {
+            feed.reset();
+            feed.emplace(given, given.count() > 1 ? matrix : 0, options);
+            report.damp = std::max(report.damp, feed->damp());
+            report.dead += feed->dead();
+        }
+        if (!feed->factored()) {
+            ++report.nearest;
+            continue;
+        }
+        const NumberMatrix m = number_matrix(w, -1, batch, matrix);
+        for (std::int64_t group = 0; group < feed->groups(); ++group) {
+            const std::int64_t band = std::max<std::int64_t>(256, band_floats / feed->size(group));
+            for (std::int64_t first = 0; first < rows; first += band)
+                Rounding(*feed, group, codec, matrix, first, std::min(band, rows - first)).run(m);
+        }
+    }
+    return report;
+}
+
+void check_weights(const Array& w, const GptqOptions& options) {
+    if (std::isnan(options.damp) || options.damp < 0 || options.damp > 1)
+        throw_value("damp must be from 0 to 1, got ", options.damp);
+    if (w.shape.size() < 2) throw_value("w must be at least 2-D (N, K), got shape ", w.shape);
+    check_numbers(w, "w");
+}
 
 float largest_magnitude(const Array& w) {
     const Shape batch = batch_shape(w.shape);
@@ -343,10 +406,7 @@ float largest_magnitude(const Array& w) {
 
 GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
                      const GptqOptions& options) {
-    if (std::isnan(options.damp) || options.damp < 0 || options.damp > 1)
-        throw_value("damp must be from 0 to 1, got ", options.damp);
-    if (w.shape.size() < 2) throw_value("w must be at least 2-D (N, K), got shape ", w.shape);
-    check_numbers(w, "w");
+    check_weights(w, options);
     if (recipe.is_expanded()) throw_value("gptq needs a recipe without exponents, got ", recipe.name);
     const Moments given(moments, w.shape);
     check_output(out, plan_cast(w.shape, recipe), recipe);
@@ -355,32 +415,31 @@ GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe,
     nearest.importance = given.diagonals();
     cast_into(w, recipe, out, nearest);
     const IeeeArithmetic arithmetic;
-    GptqReport report{.damp = options.damp};
-    const OneCode codec(recipe, w.shape, out, recipe.two_level ? largest_magnitude(w) : 0.0F);
-    const BlockGrid& grid = codec.grid();
-    if (grid.rows == 0 || grid.cols == 0) return report;
-    const Shape batch = batch_shape(w.shape);
-    const std::int64_t matrices = element_count(batch);
-    std::optional<Feed> feed;
-    for (std::int64_t matrix = 0; matrix < matrices; ++matrix) {
-        if (!feed || given.count() > 1) {
-            feed.reset();
-            feed.emplace(given, given.count() > 1 ? matrix : 0, options);
-            report.damp = std::max(report.damp, feed->damp());
-            report.dead += feed->dead();
-        }
-        if (!feed->factored()) {
-            ++report.nearest;
-            continue;
-        }
-        const NumberMatrix m = number_matrix(w, -1, batch, matrix);
-        for (std::int64_t group = 0; group < feed->groups(); ++group) {
-            const std::int64_t band = std::max<std::int64_t>(256, band_floats / feed->size(group));
-            for (std::int64_t first = 0; first < grid.rows; first += band)
-                Rounding(*feed, group, codec, matrix, first, std::min(band, grid.rows - first)).run(m);
-        }
-    }
-    return report;
+    return feed_forward(w, given, OneCode(recipe, w.shape, out, recipe.two_level ? largest_magnitude(w) : 0.0F),
+                        options);
+}
+
+GptqReport gptq_into(const Array& w, const Array& moments, const LevelCodes& levels, const GptqOptions& options) {
+    check_weights(w, options);
+    const Shape &shape = w.shape, &runs = levels.scale.shape;
+    for (const Array* one : {&levels.scale, &levels.offset, &levels.levels, &levels.codes})
+        if (one->type != (one == &levels.codes ? ElementType::uint8() : ElementType(DType::float32)) ||
+            !one->is_contiguous())
+            throw_value("scale, offset and levels must be float32 and codes uint8, all C-contiguous");
+    if (shape.size() != 2 || levels.codes.shape != shape)
+        throw_value("w must be 2-D and codes of its shape, got shapes ", shape, " and ", levels.codes.shape);
+    if (runs.size() != 2 || runs[0] != shape[0] || runs[1] < 1 || shape[1] % runs[1] != 0)
+        throw_value("scale must be (N, K / run) for w of shape ", shape, ", got shape ", runs);
+    if (levels.offset.shape != runs) throw_value("offset must be ", runs, " as scale is, got ", levels.offset.shape);
+    const auto count = static_cast<std::size_t>(element_count(levels.levels.shape));
+    const std::span<const float> values(levels.levels.as<float>(), count);
+    if (count < 1 || count > 256 || !std::ranges::is_sorted(values))
+        throw_value("levels must be 1 to 256 numbers in rising order, got ", count);
+    const std::span<const std::uint8_t> codes(levels.codes.as<std::uint8_t>(), at(element_count(shape)));
+    if (std::ranges::any_of(codes, [&](std::uint8_t code) { return code >= count; }))
+        throw_value("codes must be less than the ", count, " levels");
+    const IeeeArithmetic arithmetic;
+    return feed_forward(w, Moments(moments, shape), OnLevels(levels), options);
 }
 
 ScaledTensor gptq(const Array& w, const Array& moments, const Recipe& recipe, const GptqOptions& options,
