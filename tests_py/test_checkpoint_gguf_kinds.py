@@ -13,7 +13,7 @@ from breccia.checkpoint.judging.verify import values
 from checkpoints import weight
 from tiny_models import made_once, transformers
 
-K_QUANTS = [key for key, kind in KINDS.items() if kind.encode is not None]
+K_QUANTS = [key for key, kind in KINDS.items() if kind.encode is not None and not kind.whole]
 FLOATS = [key for key, kind in KINDS.items() if kind.encode is None]
 
 
@@ -128,25 +128,59 @@ def test_large_tensors_are_made_in_pieces(shape: tuple[int, ...], tmp_path: Path
     np.testing.assert_array_equal(raw, quantize_gguf(values(opened.load(found)), "Q6_K"))
 
 
-def test_rows_that_are_no_whole_blocks_become_q8_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "instead"), [("q2_k", "IQ4_NL"), ("q3_k", "IQ4_NL"), ("q4_k", "Q5_0"), ("q5_k", "Q5_1"), ("q6_k", "Q8_0")]
+)
+def test_rows_that_are_no_whole_blocks_become_what_llama_quantize_takes(key: str, instead: str, tmp_path: Path) -> None:
     save_arrays({"a.weight": weight(64, 320), "b.weight": weight(64, 300)}, tmp_path / "a.safetensors")
-    report = convert(tmp_path / "a.safetensors", tmp_path / "a.gguf", "gguf:q4_k")
-    assert report["notes"][-2] == "a.weight: written as Q8_0: Q4_K takes 256 columns at a time, there are 320"
+    report = convert(tmp_path / "a.safetensors", tmp_path / "a.gguf", f"gguf:{key}")
+    why = f"a.weight: written as {instead}: {key.upper()} takes 256 columns at a time, there are 320"
+    assert report["notes"][-2] == why
     assert report["notes"][-1].startswith("b.weight: left as it is: ")
     kinds = {name: tensor.tensor_type.name for name, tensor in gguf_tensors(tmp_path / "a.gguf").items()}
-    assert kinds == {"a.weight": "Q8_0", "b.weight": "F32"}
-    # What is Q8_0 already stays.
-    report = convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "gguf:q4_k")
-    assert report["tensors"] == {"repack": 1, "copy": 1}
+    assert kinds == {"a.weight": instead, "b.weight": "F32"}
+    # What is of that type already stays.
+    report = convert(tmp_path / "a.gguf", tmp_path / "b.gguf", f"gguf:{key}")
+    assert report["tensors"] == {"repack" if instead == "Q8_0" else "keep": 1, "copy": 1}
+
+
+MIXED = {  # of a Llama of two layers, whose output layer has a weight of its own
+    "q3_k_s": {},
+    "q3_k_m": {"attn_v": "Q5_K", "ffn_down": "Q4_K", "attn_output": "Q4_K"},
+    "q3_k_l": {"attn_v": "Q5_K", "ffn_down": "Q5_K", "attn_output": "Q5_K"},
+    "q4_k_s": {"attn_v": "Q5_K"},
+    "q4_k_m": {"1.attn_v": "Q6_K", "1.ffn_down": "Q6_K"},
+    "q5_k_s": {},
+    "q5_k_m": {"1.attn_v": "Q6_K", "1.ffn_down": "Q6_K"},
+}
+
+
+@pytest.mark.parametrize("key", [key for key, kind in KINDS.items() if kind.whole])
+def test_mixes_have_more_bits_in_some_tensors(key: str, wide: Path, tmp_path: Path) -> None:
+    """The table is what llama-quantize of build 9190 made of the same model: programs/test_llama_cpp.py runs it."""
+    report = convert(wide, tmp_path / "a.gguf", f"gguf:{key}")
+    assert report["tensors"] == {"encode": 16, "float": 5}
+    kinds = {name: tensor.tensor_type.name for name, tensor in gguf_tensors(tmp_path / "a.gguf").items()}
+    for name, kind in kinds.items():
+        wanted = next((of for part, of in MIXED[key].items() if f".{part}." in name), key[:4].upper())
+        wanted = "Q6_K" if name == "output.weight" else "F32" if "norm" in name else wanted
+        assert kind == wanted, name
+    assert verify(wide, tmp_path / "a.gguf", min_sqnr_db=10)["ok"]
+    again = convert(tmp_path / "a.gguf", tmp_path / "b.gguf", f"gguf:{key}")
+    assert again["tensors"] == {"keep": 16, "copy": 5}
+    # Without names of a model every matrix is of the type that most are of.
+    save_arrays({"a.weight": weight(64, 256)}, tmp_path / "x.safetensors")
+    convert(tmp_path / "x.safetensors", tmp_path / "x.gguf", f"gguf:{key}")
+    assert gguf_tensors(tmp_path / "x.gguf")["a.weight"].tensor_type.name == key[:4].upper()
 
 
 @pytest.mark.parametrize("key", KINDS)
 def test_the_type_of_a_file_is_that_of_its_matrices(key: str, wide: Path, tmp_path: Path) -> None:
     constants, reader = pytest.importorskip("gguf.constants"), pytest.importorskip("gguf.gguf_reader")
-    convert(wide, tmp_path / "a.gguf", f"gguf:{key}", include=[] if key == "bf16" else ["*"])  # bf16 is what it was
+    convert(wide, tmp_path / "a.gguf", f"gguf:{key}", include=[] if key == "bf16" or KINDS[key].whole else ["*"])
     said = reader.GGUFReader(tmp_path / "a.gguf").fields["general.file_type"].contents()
     name = constants.LlamaFileType(said).name
-    assert name.removeprefix("MOSTLY_").removesuffix("_S") == key.upper()
+    assert name.removeprefix("MOSTLY_").removesuffix("_S") == key.upper().removesuffix("_S")
 
 
 def test_options_of_recipes_are_refused(tmp_path: Path) -> None:

@@ -176,7 +176,9 @@ def test_the_list_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("spelled", "hint"),
     [
-        ("q4_k_m", "did you mean gguf:q4_k?"),
+        ("q4_k_m", "did you mean gguf:q4_k_m?"),
+        ("iq4_nl", "did you mean gguf:iq4_nl?"),
+        ("q2_k_s", "did you mean gguf:q2_k?"),
         ("q8_0", "did you mean gguf:q8_0?"),
         ("4bit", "nvfp4, mxfp4 and int4 have about 4 bits a weight"),
         ("int8bit", "fp8, mxfp8 and int8 have about 8 bits"),

@@ -87,7 +87,9 @@ def llama(tmp_path_factory):
 def rounds(name):
     """Whether a target has codes that GPTQ chooses."""
     target = parse_target(name)
-    return name not in FLOATS and not target.kind and target.recipe is not None and not choices(target.recipe).expanded
+    if target.kind:
+        return target.bridge.kinds[target.kind].encode is not None
+    return name not in FLOATS and target.recipe is not None and not choices(target.recipe).expanded
 
 
 TARGETS = [name for name in target_names() if rounds(name)]
@@ -108,13 +110,14 @@ def test_every_target_loses_less_at_the_output(llama, tmp_path, to):
             convert(folder / "model", out, to)
         assert str(plain.value) == str(error)  # the model has no place in the format, by whatever method
         return
-    quantized = [c for c, count in report["tensors"].items() if c == "cast" and count]
+    quantized = sum(report["tensors"].get(action, 0) for action in ("cast", "encode"))
     errors = report["output_errors"]
-    fallen = [note for note in report["notes"] if "rounded to nearest" in note]
+    fallen = [note.partition(":")[0] for note in report["notes"] if "rounded to nearest" in note]
     if not quantized:
         assert not errors
         return
-    assert len(errors) + len(fallen) == report["tensors"]["cast"] and not fallen
+    assert len(errors) + len(fallen) == quantized
+    assert set(fallen) <= {"lm_head.weight", "model.embed_tokens.weight"}  # of which there are no moments
     judged = verify(folder / "model", out, moments=known, min_sqnr_db=0)
     measured = {tensor["name"]: tensor.get("output_error") for tensor in judged["tensors"]}
     for name, said in errors.items():
@@ -184,6 +187,24 @@ def test_k_quants_are_fitted_by_the_diagonals(llama, tmp_path, kind):
     assert file.raw("blk.0.ffn_down.weight").tobytes() == wanted.tobytes()
     assert wanted.tobytes() != quantize_gguf(arrays[f"{name}.weight"], kind).tobytes()
     file.close()
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"])
+def test_codes_of_blocks_are_those_of_gptq(llama, tmp_path, kind):
+    folder, arrays, known = llama
+    options = {"moments": folder / "full.safetensors", "method": "gptq"}
+    report = convert(folder / "model", tmp_path / "out.gguf", f"gguf:{kind.lower()}", **options)
+    file = GgufFile(tmp_path / "out.gguf")
+    name = f"{LAYER}mlp.down_proj"
+    wanted = quantize_gguf(arrays[f"{name}.weight"], kind, moments=known[name])
+    assert file.raw("blk.0.ffn_down.weight").tobytes() == wanted.tobytes()
+    assert wanted.tobytes() != quantize_gguf(arrays[f"{name}.weight"], kind, known[name].diag).tobytes()
+    file.close()
+    assert len(report["output_errors"]) == report["tensors"]["encode"] == 7
+    options |= {"order": "natural", "damp": 0.5}
+    other = convert(folder / "model", tmp_path / "other.gguf", f"gguf:{kind.lower()}", **options)
+    assert {one["damp"] for one in other["output_errors"].values()} == {0.5}
+    assert (tmp_path / "out.gguf").read_bytes() != (tmp_path / "other.gguf").read_bytes()
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
@@ -493,29 +514,10 @@ def test_what_is_refused(llama, tmp_path):
         for call in (convert, lambda *a, **k: plan(*a, 2, **k)):
             with pytest.raises(error, match=message):
                 call(folder / "model", tmp_path / "out", "nvfp4", **options)
-    with pytest.raises(ValueError, match=r"method gptq must be left out for gguf:q4_k, which fits scales and codes"):
-        convert(folder / "model", tmp_path / "out.gguf", "gguf:q4_k", moments=file, method="gptq")
     save_moments({name: moments_of(inputs(128)) for name in known}, tmp_path / "narrow.safetensors")
     with pytest.raises(ValueError, match=r"importance of .*proj\.weight must have \d+ columns, it has \(128,\)"):
         convert(folder / "model", tmp_path / "out", "nvfp4", moments=tmp_path / "narrow.safetensors", method="gptq")
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
-
-
-def test_blocks_that_no_recipe_makes_are_named(llama):
-    """Among tensors of one conversion that have recipes."""
-    from breccia.bridges.parts import Found
-    from breccia.checkpoint.planning.choices import Choice
-    from breccia.checkpoint.planning.rounding import rounding_notes
-    from breccia.checkpoint.planning.targets import Feedback, Target
-
-    folder, _, _ = llama
-    name = f"{LAYER}mlp.down_proj.weight"
-    found = Found(name, "plain", "f32", {}, (256, 512), dtype="F32")
-    importance = Importance(folder / "full.safetensors", None)
-    target = Target("gguf", format="gguf", importance=importance, feedback=Feedback("act", 0.05))
-    notes = rounding_notes(target, [Choice(found, "encode", {name: ("Q4_K", (256, 512))})])
-    importance.close()
-    assert notes == [f"{name}: rounded to nearest, by importance: its format fits scales and codes together"]
 
 
 def test_the_command(llama, tmp_path, capsys):

@@ -36,10 +36,11 @@ LAYERS = {
     "stored bytes": (
         "checkpoint.arguments checkpoint.files.bounded_json checkpoint.files.disk checkpoint.files.dtypes "
         "checkpoint.files.input_file checkpoint.files.locks checkpoint.files.planned_file "
-        "checkpoint.files.safetensors_file checkpoint.files.safetensors_header checkpoint.files.sums moments"
+        "checkpoint.files.safetensors_file checkpoint.files.safetensors_header checkpoint.files.sums moments "
+        "calibration.error_feedback"
     ),
     "bridges": "bridges dlpack schemes",
-    "checkpoints": "checkpoint gguf io calibration.error_feedback",
+    "checkpoints": "checkpoint gguf io",
     "programs": (
         "distributed.checkpoints distributed.engine_weights "
         "calibration evaluation testing _serving diffusers peft sglang transformers vllm cli __main__ ="

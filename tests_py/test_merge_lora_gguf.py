@@ -160,16 +160,16 @@ def test_feedback_in_types_with_recipes(wide: Path, tmp_path: Path) -> None:
 
 
 def test_types_that_are_not_written_are_refused(wide: Path, tmp_path: Path) -> None:
-    """A file whose table says Q5_0 of a matrix: its bytes are none that can be made."""
+    """A file whose table says IQ4_XS of a matrix: its bytes are none that can be made."""
     convert(wide, tmp_path / "q8.gguf", "gguf:q8_0")
     file = GgufFile(tmp_path / "q8.gguf")
     plan = {name: (kind, file.shapes[name]) for name, kind in file.kinds.items()}
-    plan["blk.0.attn_q.weight"] = ("Q5_0", plan["blk.0.attn_q.weight"][1])
+    plan["blk.0.attn_q.weight"] = ("IQ4_XS", plan["blk.0.attn_q.weight"][1])
     with GgufWriter(tmp_path / "base.gguf", plan, file.fields) as writer:
         for name, (kind, shape) in plan.items():
-            writer.write(name, np.zeros(block_bytes(kind, shape), np.uint8) if kind == "Q5_0" else file.raw(name))
+            writer.write(name, np.zeros(block_bytes(kind, shape), np.uint8) if kind == "IQ4_XS" else file.raw(name))
     adapter(tmp_path / "adapter", shapes_of(file))
-    with pytest.raises(ValueError, match=r"'model\.layers\.0\.self_attn\.q_proj\.weight' must be of .*, it is Q5_0"):
+    with pytest.raises(ValueError, match=r"'model\.layers\.0\.self_attn\.q_proj\.weight' must be of .*, it is IQ4_XS"):
         merge_lora(tmp_path / "base.gguf", tmp_path / "adapter", tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
 

@@ -52,21 +52,25 @@ class Place:
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of stored values that no recipe makes.
+    """A type of stored values that no recipe makes, or a mix of such types.
 
     Attributes:
         name: as a part's dtype and a `Found`'s ``kind`` have it; a float dtype, if there is no ``encode``.
         block: how many values of a row it takes at a time.
-        encode: bytes of float32 rows, along the last axis.
-        otherwise: what rows that are no whole blocks are quantized to.
+        encode: bytes of float32 rows, along the last axis; of a matrix with what its columns count, and with a function
+            that chooses codes where they are given, too.
         decode: float32 rows of what ``encode`` gives; None where what was lost is not measured.
+        of: (how the model's names are spelled, name, columns) → the key, in `FileFormat.kinds` or `FileFormat.recipes`,
+            of what a tensor is written as: another type where its rows are no whole blocks, or where a mix has it.
+        whole: whether embeddings and output layers of a model whose names are known are quantized, too.
     """
 
     name: str
     block: int = 1
-    encode: Callable[[Array], Array] | None = None
-    otherwise: ScalingRecipe | None = None
+    encode: Callable[..., Array] | None = None
     decode: Callable[[Array], Array] | None = None
+    of: Callable[[Any, str, int], str] | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)

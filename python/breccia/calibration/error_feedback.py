@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from breccia.moments import Moments
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import A, ScaledTensor, as_array_is
+from breccia.verbs.cast_options import column_weights
 
-__all__ = ["GptqReport", "gptq", "gptq_by_torch", "gptq_reported", "matrix_of_moments"]
+__all__ = ["GptqReport", "gptq", "gptq_by_torch", "gptq_encoded", "gptq_reported", "matrix_of_moments"]
 
 _ORDERS = ("act", "natural")
 
@@ -86,6 +88,43 @@ def gptq_reported(
     made, damped, dead, nearest = _core.gptq(_host(w, "w"), matrix, _spec(recipe), order == "act", float(damp))
     scaled = numpy.tensor_of(made, recipe, _dtype_name(w))
     return as_array_is(scaled, w), GptqReport(level, damped, dead, nearest)
+
+
+def gptq_encoded(
+    w: np.ndarray[Any, Any],
+    moments: Any,
+    encode: Callable[..., np.ndarray[Any, Any]],
+    *,
+    order: str = "act",
+    damp: float = _core.GPTQ_DAMP,
+) -> tuple[np.ndarray[Any, Any], GptqReport]:
+    """Bytes of a weight, float32 (N, K) or (E, N, K), in a type that no recipe makes, and a report as `gptq_reported`
+    gives one. ``encode`` is called with a matrix, what its columns count, and what chooses codes. It raises what `gptq`
+    does."""
+    if w.ndim not in (2, 3):
+        raise ValueError(f"w must be (N, K) or (E, N, K), got shape {w.shape}")
+    level, known = _as_known(moments, w)
+    columns, run = w.shape[-1], known.shape[-1]
+    batch = known.shape[: -2 if run == columns else -3]
+    whole = (columns, columns) if run == columns else (columns // max(run, 1), run, run)
+    if batch not in ((), w.shape[:-2]) or known.shape[len(batch) :] != whole or columns % run:
+        raise ValueError(f"moments must be ({columns}, {columns}) for w of shape {w.shape}, got shape {known.shape}")
+    diagonals = np.diagonal(known, axis1=-2, axis2=-1).reshape(*batch, columns)
+    if (diagonals < 0).any():
+        raise ValueError(f"moments must not be negative on the diagonal, got {diagonals.min()}")
+    said: list[tuple[float, int, int]] = []
+    made = []
+    for index, matrix in enumerate(w[None] if w.ndim == 2 else w):
+        own = known[index] if batch else known
+        diagonal = diagonals[index] if batch else diagonals
+
+        def feed(x: Any, scale: Any, offset: Any, levels: Any, codes: Any, own: Any = own) -> None:
+            said.append(_core.gptq_on_levels(x, own, scale, offset, levels, codes, order == "act", float(damp)))
+
+        made.append(encode(matrix, column_weights(diagonal, matrix.shape), feed))
+    damped, dead, nearest = zip(*said, strict=True) if said else ((damp,), (0,), (0,))
+    report = GptqReport(level, max(damped), sum(dead if batch else dead[:1]), sum(nearest))
+    return (made[0] if w.ndim == 2 else np.stack(made)), report
 
 
 def gptq_by_torch(

@@ -170,8 +170,8 @@ class GgufFile:
         if parts not in (0, 1):
             more = "llama-gguf-split --merge joins the files of a model"
             raise ValueError(f"{where}: split.count must be 1, got {str(parts)[:80]}: {more}")
-        self.model = model_of(self.fields)
         table = [self._info(cursor) for _ in range(tensors)]
+        self.model = model_of(self.fields, [name for name, *_ in table])
         alignment = self.fields.get("general.alignment", (4, 32))[1]
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
             raise ValueError(f"{where}: general.alignment must be a multiple of 8, got {str(alignment)[:80]}")

@@ -96,14 +96,19 @@ def _fields(
     return fields | _file_type(kinds), trouble
 
 
-# llama.cpp's numbers for what most matrices of a file are (its ftype).
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
-_FILE_TYPES |= {"Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
+# llama.cpp's numbers for what most matrices of a file are (its ftype), and what some of the layers' beside them.
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "IQ4_NL": 25, "BF16": 32}
+_FILE_TYPES |= {"MXFP4": 38, "NVFP4": 39, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
+_MIXES = {("Q3_K", "Q4_K"): 12, ("Q3_K", "Q5_K"): 13, ("Q4_K", "Q6_K"): 15, ("Q5_K", "Q6_K"): 17}
 
 
 def _file_type(kinds: dict[str, tuple[str, tuple[int, ...]]]) -> Fields:
-    most = Counter(kind for kind, shape in kinds.values() if len(shape) > 1).most_common(1)
-    return {"general.file_type": (UINT32, _FILE_TYPES[most[0][0]])} if most and most[0][0] in _FILE_TYPES else {}
+    of_layers = {kind for name, (kind, shape) in kinds.items() if len(shape) > 1 and name.startswith("blk.")}
+    for most, _ in Counter(kind for kind, shape in kinds.values() if len(shape) > 1).most_common(1):
+        number = next((n for (base, more), n in _MIXES.items() if base == most and more in of_layers), None)
+        number = _FILE_TYPES.get(most) if number is None else number
+        return {} if number is None else {"general.file_type": (UINT32, number)}
+    return {}
 
 
 def _model_fields(checkpoint: Any, names: ModelMap | None, left_out: list[str]) -> tuple[Fields, str]:

@@ -8,7 +8,7 @@ BERT. Other models keep their tensors' names: readers of GGUF read them, but no 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -165,6 +165,9 @@ class ModelMap:
         prefix: of the names outside GGUF, such as "bert.".
         latent: of latent attention: heads, and rows of keys and of values in each; zeros where there is none.
         layers: how many there are where further ones, which predict more tokens, are left out; else 0.
+        depth: how many layers there are.
+        routed: experts of a layer, 0 where there are none.
+        tied: whether the output layer has the embeddings' weight.
     """
 
     architecture: str
@@ -172,6 +175,9 @@ class ModelMap:
     prefix: str = ""
     latent: tuple[int, int, int] = (0, 0, 0)
     layers: int = 0
+    depth: int = 0
+    routed: int = 0
+    tied: bool = True
 
     @property
     def second_scales(self) -> bool:
@@ -273,8 +279,9 @@ def _heads(architecture: str, heads: int, key_heads: int) -> dict[str, int]:
     return {"q_proj": heads, "k_proj": key_heads} if architecture == "llama" else {}
 
 
-def model_of(fields: Fields) -> ModelMap | None:
-    """The names of a GGUF file's model, from its metadata; None where it is not known here."""
+def model_of(fields: Fields, names: Collection[str]) -> ModelMap | None:
+    """The names of a GGUF file's model, from its metadata and the names of its tensors; None where it is not known
+    here."""
     architecture = fields.get("general.architecture", (STRING, ""))[1]
     if architecture not in _TABLES:
         return None
@@ -284,7 +291,16 @@ def model_of(fields: Fields) -> ModelMap | None:
         return None
     layers = fields.get(f"{architecture}.block_count", (UINT32, 0))[1] if architecture == "deepseek2" else 0
     latent = latent_of_fields(fields) if architecture == "deepseek2" else (0, 0, 0)
-    return ModelMap(architecture, _heads(architecture, heads, key_heads), latent=latent, layers=layers)
+    known = ModelMap(architecture, _heads(architecture, heads, key_heads), latent=latent, layers=layers)
+    return _sized(known, fields, "output.weight" not in names)
+
+
+def _sized(known: ModelMap, fields: Fields, tied: bool) -> ModelMap:
+    """With what mixes of types ask, from a file's metadata."""
+    depth, routed = (
+        fields.get(f"{known.architecture}.{key}", (UINT32, 0))[1] for key in ("block_count", "expert_count")
+    )
+    return replace(known, depth=depth, routed=routed, tied=tied)
 
 
 def model_map(config: Mapping[str, Any], names: Iterable[str]) -> tuple[ModelMap | None, str]:
@@ -302,10 +318,11 @@ def model_map(config: Mapping[str, Any], names: Iterable[str]) -> tuple[ModelMap
         known = ModelMap(architecture, _heads(architecture, heads, int(key_heads_of(config))), prefix)
         if architecture == "deepseek2":
             known = replace(known, latent=latent_of(config), layers=int(config["num_hidden_layers"]))
-        check_fields(hyperparameters(config, known.architecture))
+        fields = hyperparameters(config, known.architecture)
+        check_fields(fields)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         return None, f"config.json lacks what GGUF must say: {error}"
     strange = next((n for n in names if not known.has_place(n)), None)
     if strange is not None:
         return None, f"tensor {strange!r} has no GGUF name in architecture {architecture!r}"
-    return known, ""
+    return _sized(known, fields, all(known.inside(name) != "output.weight" for name in names)), ""

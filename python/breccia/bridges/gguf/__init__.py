@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF's block types (ggml). Q8_0, Q4_0, MXFP4 and NVFP4 are ScaledTensors, Q4_1 has a float minimum;
-the K-quants are made of values and read as values; Q5_0, Q5_1, IQ1 to IQ4 and TQ are readable.
+the K-quants, Q5_0, Q5_1 and IQ4_NL are made of values and read as values; IQ1 to IQ3 and TQ are readable.
 
 A row is a run of blocks, each with its scale in front of its codes. Nibbles are split in halves: the
 first half of a block's elements is in the low ones.
@@ -16,17 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from breccia import verbs
 from breccia.bridges.common import Array, as_numpy, codes, float32, get, made, of_blocks
 from breccia.bridges.common import global_scale as one_global_scale
 from breccia.bridges.contract import FileFormat, Kind, Place, stored_name
 from breccia.bridges.gguf.blocks import MAKE, TYPES, blocks_of, flat, half, q4_1, split_to_pairs
 from breccia.bridges.gguf.file_kind import GGUF
+from breccia.bridges.gguf.mixes import MIXES, fitting, type_in_mix
 from breccia.bridges.gguf.quantize import QUANTIZE
 from breccia.bridges.gguf.values import SCALES, VALUES
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import NVFP4_INPUTS, InputScale
+from breccia.calibration.error_feedback import gptq, gptq_encoded
 from breccia.layouts import PerBlockK
 from breccia.peers import require
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
@@ -48,19 +51,6 @@ RECIPES: dict[str, ScalingRecipe] = {
 _TENSORS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4")  # types that `from_gguf` knows
 
 
-def _values_of(raw: Array, kind: str) -> Array:
-    """The values of a type that is decoded here, float32."""
-    return flat(VALUES[kind](blocks_of(raw, kind)).astype(np.float32))
-
-
-KINDS: dict[str, Kind] = {
-    "f16": Kind("F16"),
-    "bf16": Kind("BF16"),
-    **{
-        name.lower(): Kind(name, TYPES[name][1], encode, RECIPES["q8_0"], partial(_values_of, kind=name))
-        for name, encode in QUANTIZE.items()
-    },
-}
 RECIPE_OF: dict[str, ScalingRecipe] = {name.upper(): recipe for name, recipe in RECIPES.items()}
 
 __all__ = ["dequantize_gguf", "from_gguf", "quantize_gguf", "to_gguf"]
@@ -177,14 +167,12 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
         ImportError: gguf is not installed, which may decode this kind.
     """
     if kind in _TENSORS:
-        from breccia.verbs import dequantize
-
         made = from_gguf(raw, kind)
-        return made.dequantize() if isinstance(made, OutsideTensor) else dequantize(made)
+        return made.dequantize() if isinstance(made, OutsideTensor) else verbs.dequantize(made)
     blocks_of(raw, kind)  # rows must be whole blocks
     if kind not in VALUES:
         return _decoded_by_peer(codes(raw, "raw"), kind)
-    return _values_of(raw, kind)
+    return flat(VALUES[kind](blocks_of(raw, kind)).astype(np.float32))
 
 
 def _decoded_by_peer(raw: Array, kind: str) -> Array:
@@ -202,28 +190,75 @@ def _decoded_by_peer(raw: Array, kind: str) -> Array:
     return values.reshape(*raw.shape[:-1], values.shape[-1])
 
 
-def quantize_gguf(x: Any, kind: str, importance: Any = None) -> Array:
-    """Values as a K-quant: scales and minimums of the least squared error, for which no calibration data is needed.
+def quantize_gguf(x: Any, kind: str, importance: Any = None, moments: Any = None) -> Array:
+    """Values as blocks of a type: scales, and minimums where it has them, of the least squared error, and the codes
+    nearest to the values, or with moments those of GPTQ. Without either no data is needed.
 
     Args:
-        x: floats ``(..., K)``, K a multiple of 256.
-        kind: "Q2_K", "Q3_K", "Q4_K", "Q5_K" or "Q6_K".
+        x: floats ``(..., K)``, K a multiple of 256 for K-quants, of 64 for NVFP4 and else of 32; with moments a weight
+            ``(N, K)``, or ``(E, N, K)`` of experts.
+        kind: "Q2_K" to "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", or "NVFP4" without a global
+            scale.
         importance: what errors of each column count, ``(K,)``, or ``(…, K)`` for stacked experts: see `breccia.cast`.
+        moments: of the inputs of the layer whose weight ``x`` is, as `breccia.gptq` takes them; their diagonal is the
+            importance that scales are found by.
 
     Returns:
         uint8 ``(..., row bytes)``, which `dequantize_gguf` reads.
 
     Raises:
-        ValueError: another kind, rows that are not whole blocks, values that are not finite, or an importance of
-            another shape or with a negative number.
+        ValueError: another kind, rows that are not whole blocks, values that are not finite, both an importance and
+            moments, or one of another shape or with a negative number.
     """
-    if kind not in QUANTIZE:
-        raise ValueError(f"kind must be one of {', '.join(QUANTIZE)}, got {kind!r}")
+    names = (*QUANTIZE, *RECIPE_OF)
+    if kind not in names:
+        raise ValueError(f"kind must be one of {', '.join(names)}, got {kind!r}")
+    if importance is not None and moments is not None:
+        raise ValueError("importance must be left out where moments are given: their diagonal is an importance")
     values = as_numpy(x, "x")
     if not values.ndim or values.shape[-1] % TYPES[kind][1]:
         raise ValueError(f"x must have a multiple of {TYPES[kind][1]} columns for {kind}, got shape {values.shape}")
+    if kind in RECIPE_OF:
+        return _cast(float32(values), kind, importance, moments)
+    if moments is not None:
+        return gptq_encoded(float32(values), moments, QUANTIZE[kind])[0]
     weights = None if importance is None else column_weights(importance, values.shape)
     return QUANTIZE[kind](float32(values), weights)
+
+
+def _cast(values: Array, kind: str, importance: Any, moments: Any) -> Array:
+    """Blocks of a type that a recipe makes, in one level."""
+    recipe: Any = replace(RECIPE_OF[kind], scale_search="mse")  # type: ignore[call-arg]  # which each of them has
+    recipe = replace(recipe, two_level=False) if kind == "NVFP4" else recipe
+    if moments is not None:
+        return to_gguf(gptq(values, moments, recipe))[kind]
+    return to_gguf(verbs.cast(values, recipe, importance=importance))[kind]
+
+
+def _kind(name: str, mix: str = "") -> Kind:
+    """A type, or a mix of it and others."""
+    return Kind(
+        name,
+        TYPES[name][1],
+        QUANTIZE[name],
+        decode=partial(dequantize_gguf, kind=name),
+        of=partial(_type_of, name, mix),
+        whole=bool(mix),
+    )
+
+
+def _type_of(base: str, mix: str, names: Any, name: str, columns: int) -> str:
+    """The key of the type that a tensor is written as."""
+    inside = names.inside(name) if mix and names is not None else None
+    return fitting(base if inside is None else type_in_mix(mix, inside, names), columns).lower()
+
+
+KINDS: dict[str, Kind] = {
+    "f16": Kind("F16"),
+    "bf16": Kind("BF16"),
+    **{name.lower(): _kind(name) for name in QUANTIZE},
+    **{mix: _kind(base, mix) for mix, (base, _) in MIXES.items()},
+}
 
 
 def scales_of_blocks(raw: Any, kind: str) -> Array | None:

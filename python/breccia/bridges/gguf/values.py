@@ -11,10 +11,10 @@ import numpy as np
 
 from breccia.bridges.common import Array
 
-__all__ = ["SCALES", "VALUES"]
+__all__ = ["IQ4", "SCALES", "VALUES"]
 
 # What the sixteen codes of IQ4_NL and IQ4_XS stand for (kvalues_iq4nl).
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def _f16(blocks: Array, at: int) -> Array:
@@ -111,7 +111,7 @@ def _q3_k(blocks: Array) -> Array:
 
 
 def _iq4_nl(blocks: Array) -> Array:
-    values: Array = _f16(blocks, 0) * _IQ4[_halves(blocks[..., 2:18])]
+    values: Array = _f16(blocks, 0) * IQ4[_halves(blocks[..., 2:18])]
     return values
 
 
@@ -127,7 +127,7 @@ def _scale_iq4_xs(blocks: Array) -> Array:
 def _iq4_xs(blocks: Array) -> Array:
     """Eight runs of 32, each with a scale."""
     runs = blocks[..., 8:136].reshape(*blocks.shape[:-1], 8, 16)
-    values: Array = _per(_scale_iq4_xs(blocks), 32) * _IQ4[_halves(runs).reshape(*blocks.shape[:-1], 256)]
+    values: Array = _per(_scale_iq4_xs(blocks), 32) * IQ4[_halves(runs).reshape(*blocks.shape[:-1], 256)]
     return values
 
 

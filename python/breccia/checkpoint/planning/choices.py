@@ -223,22 +223,42 @@ def choose(found: Found, target: Target) -> Choice:
 
 def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
     """What to do with one tensor where the target is a kind of the format's own."""
-    output = {target.spell(found.name): (kind.name, found.shape)}
+    if kind.encode is not None:
+        return _encode(found, target, kind)
     if found.format == target.format and found.kind == kind.name:
-        return Choice(found, "keep", output)
-    if kind.encode is None:
-        wide = target.names is not None and target.names.wide(found.name)
-        if len(found.shape) < 2 or wide or found.dtype == kind.name or not _named(found, target):
-            return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "it is left out")
-        return Choice(found, "float", output)
-    if found.format == "plain" and not wanted(found, target):
-        return _copy(found, target)
-    if found.shape[-1] % kind.block == 0:
-        return Choice(found, "encode", output)
-    other = choose(found, dataclasses.replace(target, kind=""))  # to `kind.otherwise`, which is the target's recipe
-    (written, _), *_ = other.outputs.values()
-    note = f"written as {written}: {kind.name} takes {kind.block} columns at a time, there are {found.shape[-1]}"
-    return dataclasses.replace(other, note=other.note or note)
+        return Choice(found, "keep", {target.spell(found.name): (kind.name, found.shape)})
+    wide = target.names is not None and target.names.wide(found.name)
+    if len(found.shape) < 2 or wide or found.dtype == kind.name or not _named(found, target):
+        return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "it is left out")
+    return Choice(found, "float", {target.spell(found.name): (kind.name, found.shape)})
+
+
+def _encode(found: Found, target: Target, kind: Kind) -> Choice:
+    """The same where it has blocks: what the kind, a mix or one that does not fit the rows, has for the tensor."""
+    if found.format == "plain":
+        whole = kind.whole and target.names is not None
+        if not wanted(found, dataclasses.replace(target, named=True) if whole else target):
+            return _copy(found, target)
+    key = target.kind if kind.of is None else kind.of(target.names, found.name, found.shape[-1])
+    own, columns = target.bridge.kinds.get(key), found.shape[-1]
+    if own is None:
+        made = choose(found, dataclasses.replace(target, kind="", recipe=target.bridge.recipes[key], named=True))
+    elif columns % own.block:
+        why = f"{own.name} has blocks of {own.block}, which do not divide its {columns:,} columns"
+        plain = found.format == "plain"
+        return (
+            dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}")
+            if plain
+            else _as_bfloat16(found, target, why)
+        )
+    else:
+        same = found.format == target.format and found.kind == own.name
+        made = Choice(found, "keep" if same else "encode", {target.spell(found.name): (own.name, found.shape)})
+    if columns % kind.block == 0 or made.note:
+        return made
+    (written, _), *_ = made.outputs.values()
+    note = f"written as {written}: {kind.name} takes {kind.block} columns at a time, there are {columns}"
+    return dataclasses.replace(made, note=note)
 
 
 def _named(found: Found, target: Target) -> bool:

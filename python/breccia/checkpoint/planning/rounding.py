@@ -131,13 +131,8 @@ def _check_exponents(target: Target, quantized: Sequence[Choice]) -> None:
 
 def _notes_of_nearest(target: Target, choices: Sequence[Choice]) -> list[str]:
     """Tensors that GPTQ does not round, and why."""
-    kind, importance = target.bridge.kinds.get(target.kind), target.importance
+    importance = target.importance
     assert importance is not None
-    if kind is not None and kind.encode is not None:
-        raise ValueError(
-            f"method gptq must be left out for {target.bridge.name}:{target.kind}, which fits scales and codes "
-            f"together: moments alone are an importance for it"
-        )
     notes = []
     for choice in choices:
         if why := why_nearest(choice, target):
@@ -150,8 +145,6 @@ def why_nearest(choice: Choice, target: Target) -> str:
     """Why a tensor that is quantized anew cannot be rounded by GPTQ; "" where it can."""
     found, importance = choice.found, target.importance
     assert importance is not None
-    if choice.recipe is None:
-        return "its format fits scales and codes together"
     if len(found.shape) not in (2, 3):
         return f"its shape {found.shape} is not that of a linear weight"
     if choice.action == "requantize" and not is_wide(found.recipe):
@@ -162,7 +155,7 @@ def why_nearest(choice: Choice, target: Target) -> str:
         return "it is an embedding, not a linear weight" if is_embedding(found.name) else "there are no moments of it"
     if own.level == "diag":
         return "its moments are a diagonal, with which GPTQ is rounding to nearest by importance"
-    if experts is not None and choice.recipe.layout.one_scale:
+    if experts is not None and choice.recipe is not None and choice.recipe.layout.one_scale:
         return f"{choice.recipe.name} has one scale for all experts"
     seen = importance.pool(found) or own
     if seen.count < FEWEST * own.columns:

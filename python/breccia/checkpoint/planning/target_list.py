@@ -89,15 +89,17 @@ def meant(spelled: str) -> str:
         return f"did you mean {_FLOAT_NAMES[spelled]}?"
     if spelled in _OTHERS:
         return _OTHERS[spelled]
+    known = [row["name"] for row in targets()]
+    if found := [name for name in known if name.partition(":")[2] == spelled]:
+        return f"did you mean {' or '.join(found[:4])}?"
     if re.fullmatch(r"(?:gguf:)?iq\d(?:_\w+)?", spelled):
         return (
-            "GGUF's IQ types are read and not written: gguf:q2_k to gguf:q6_k, with --imatrix FILE, have 2.6 to 6.6 "
+            "of GGUF's IQ types iq4_nl alone is written: gguf:q2_k to gguf:q6_k, with --imatrix FILE, have 2.6 to 6.6 "
             "bits"
         )
     bits = re.fullmatch(r"(?:w|int|fp|q)?(\d{1,3})[-_ ]?(?:bit|bits|b)?(?:a16)?", spelled)
     if bits and int(bits[1]) in _OF_BITS:
         return f"{_OF_BITS[int(bits[1])]} have about {bits[1]} bits a weight"
-    known = [row["name"] for row in targets()]
     bare = re.sub(r"_[sml]$|^e4m3(fn)?$|^fp8_e4m3(fn)?$", lambda match: "" if match[0][0] == "_" else "fp8", spelled)
     if found := [name for name in known if name == bare or name.partition(":")[2] == bare]:
         return f"did you mean {' or '.join(found[:4])}?"

@@ -97,7 +97,7 @@ class Target:
             return dataclasses.replace(own, kind=NO_KIND)
         kind = str(rule.weights).lower()
         if kind in self.bridge.kinds:
-            return dataclasses.replace(own, kind=kind, recipe=self.bridge.kinds[kind].otherwise)
+            return dataclasses.replace(own, kind=kind, recipe=None)
         if kind in self.bridge.recipes:
             return dataclasses.replace(own, kind="", recipe=self.bridge.recipes[kind])
         known = recipe_names.suggestion(kind, [*recipe_names.names(), *self.bridge.kinds, *self.bridge.recipes])
@@ -217,8 +217,7 @@ def _of_kind(
         raise ValueError(f"the option after '--to {bridge.name}:{keys[0]}:' must be left out, got {keys[1]!r}")
     for name in (name for name, value in options.items() if value is not None):
         raise ValueError(f"--{name.replace('_', '-')} must be left out: {bridge.name}:{keys[0]} has no {name}")
-    kind = bridge.kinds[keys[0]]
-    return Target(spelled, format=bridge.name, recipe=kind.otherwise, kind=keys[0], **patterns)
+    return Target(spelled, format=bridge.name, kind=keys[0], **patterns)
 
 
 def _with(recipe: ScalingRecipe, options: Mapping[str, Any], known_alone: bool = False) -> ScalingRecipe:

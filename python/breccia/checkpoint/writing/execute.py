@@ -23,6 +23,7 @@ from breccia.checkpoint.planning.shared_scales import Cast, cast_shared
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import PIECE
+from breccia.checkpoint.writing.feedback import encoded
 from breccia.checkpoint.writing.feedback import rounded as feedback
 from breccia.checkpoint.writing.finite import counted, in_piece
 from breccia.checkpoint.writing.losses import Loss, summed
@@ -94,7 +95,15 @@ def execute(
             sums: list[Comparison] = []
             values = _values(checkpoint, found)
             bad.append(counted(values, sink.workers))
-            _encode(values, kind, _importance(target, found), name, sink, sums)
+            if target.feedback is not None and not why_nearest(choice, target):
+                made, said = encoded(choice, target, values, kind)
+                sink.put(name, made)
+                if rounded is not None:
+                    rounded[found.name] = said
+                if losses is not None and kind.decode is not None:
+                    sums.append(compare(values, kind.decode(made)))
+            else:
+                _encode(values, kind, _importance(target, found), name, sink, sums)
             if losses is not None and sums:
                 losses[found.name] = summed(sums, again=isinstance(values, ScaledTensor))
         case "repack":

@@ -11,7 +11,9 @@ import numpy as np
 
 from breccia import verbs
 from breccia.bridges import outside
-from breccia.calibration.error_feedback import GptqReport
+from breccia.bridges.common import float32
+from breccia.bridges.contract import Kind
+from breccia.calibration.error_feedback import GptqReport, gptq_encoded
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.judging.output_error import energy
 from breccia.checkpoint.planning.choices import Choice
@@ -25,11 +27,22 @@ from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value import joining
 
-__all__ = ["rounded"]
+__all__ = ["encoded", "rounded"]
 
 _ROWS = 1024  # of a weight whose errors are looked at together
 # How a matrix is cast by a recipe, with the amax that it shares or None, and by which function or None: to nearest.
 Make = Callable[[Any, ScalingRecipe, Any, "Cast | None"], ScaledTensor]
+
+
+def encoded(choice: Choice, target: Target, values: Any, kind: Kind) -> tuple[Any, dict[str, Any]]:
+    """The bytes of a tensor in a kind of the format's own, and a report, as `rounded` gives them."""
+    assert target.feedback is not None
+    layer = _Layer(choice, target.importance, target.feedback, target.device)
+    values = outside.comparable(values)
+    if len(choice.found.shape) == 2:
+        return layer.encode(outside.values(values), None, kind), layer.report()
+    made = [layer.encode(outside.values(values[i]), i, kind) for i in range(choice.found.shape[0])]
+    return np.stack(made), layer.report()
 
 
 def rounded(choice: Choice, target: Target, values: Any, amax: Any, make: Make) -> tuple[ScaledTensor, dict[str, Any]]:
@@ -59,18 +72,32 @@ class _Layer:
 
     def __init__(self, choice: Choice, importance: Importance | None, feedback: Feedback, device: Device) -> None:
         assert importance is not None
-        assert choice.recipe is not None
         self.found, self.recipe, self.importance, self.feedback = choice.found, choice.recipe, importance, feedback
         self.pool, self.device = importance.pool(choice.found), device
         self.reports: list[GptqReport] = []
         self.rare = 0
         self.energies = np.zeros(3)  # of what GPTQ loses, of what rounding to nearest loses, of the weight
 
-    def round(self, matrix: Any, expert: int | None, amax: Any, make: Make) -> ScaledTensor:
+    def _moments(self, expert: int | None) -> tuple[Moments, Moments]:
+        """Of a matrix, and these with what few tokens lean on."""
         own = self.importance.moments(self.found, expert)
         assert own is not None
-        moments = own if self.pool is None else smoothed(own, self.pool)
         self.rare += self.pool is not None and bool(own.count < FEWEST * own.columns)
+        return own, own if self.pool is None else smoothed(own, self.pool)
+
+    def encode(self, matrix: Any, expert: int | None, kind: Kind) -> Any:
+        own, moments = self._moments(expert)
+        assert kind.encode is not None
+        assert kind.decode is not None
+        values = float32(matrix)
+        made, report = gptq_encoded(values, moments, kind.encode, **self.feedback._asdict())
+        self.reports.append(report)
+        self._measure(values, (kind.decode(made), kind.decode(kind.encode(values))), own)
+        return made
+
+    def round(self, matrix: Any, expert: int | None, amax: Any, make: Make) -> ScaledTensor:
+        own, moments = self._moments(expert)
+        assert self.recipe is not None
 
         def cast(values: Any, recipe: ScalingRecipe) -> ScaledTensor:
             order, damp = self.feedback
@@ -79,15 +106,17 @@ class _Layer:
             return made
 
         made = make(matrix, self.recipe, amax, cast)
-        self._measure(matrix, made, make(matrix, self.recipe, amax, None), own)
+        self._measure(matrix, (made, make(matrix, self.recipe, amax, None)), own)
         return made
 
-    def _measure(self, matrix: Any, made: ScaledTensor, nearest: ScaledTensor, moments: Moments) -> None:
+    def _measure(self, matrix: Any, both: tuple[Any, Any], moments: Moments) -> None:
+        """Add what is lost by what was made, and by rounding to nearest: ScaledTensors, or their values."""
         of = _energy_of(moments, self.device)
         for start in range(0, matrix.shape[0], _ROWS):
             stop = min(start + _ROWS, matrix.shape[0])
             rows = np.asarray(matrix[start:stop], np.float32)
-            lost = (rows - verbs.dequantize(one[start:stop]) for one in (made, nearest))
+            parts = (one[start:stop] for one in both)
+            lost = (rows - (verbs.dequantize(one) if isinstance(one, ScaledTensor) else one) for one in parts)
             with np.errstate(invalid="ignore", over="ignore"):
                 self.energies += [*map(of, lost), of(rows)]
 
