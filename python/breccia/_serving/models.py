@@ -4,6 +4,7 @@ quantized on load."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,7 +18,7 @@ from breccia.bridges import native
 from breccia.bridges.parts import ghost
 from breccia.nn import QuantizedLinear
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
-from breccia.schemes.inputs import recipe_of_inputs
+from breccia.schemes.inputs import inputs_in, recipe_of_inputs
 from breccia.schemes.layers import Layer
 from breccia.schemes.rules import inputs_said
 from breccia.schemes.value import Activations, ModelScheme, Rule
@@ -45,6 +46,8 @@ class BrecciaConfig:
         moments: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
         module_inputs: Mapping[str, Any] | None = None,
+        exact_rows: int = 0,
+        gradients: Any = None,
         quant_method: str = "breccia",
     ) -> None:
         self.quant_method: Any = quant_method
@@ -60,6 +63,40 @@ class BrecciaConfig:
             raise ValueError("recipe and activations must be left out with a scheme, which says them")
         self.scheme, self.moments = scheme, moments
         self.inputs, self.module_inputs = inputs, dict(module_inputs or {})
+        self.exact_rows = exact_rows
+        self.gradients = _recipe(gradients, "gradients") if isinstance(gradients, Mapping) else gradients
+
+    def take(self, model: torch.nn.Module) -> Any:
+        """Say what the layers of a model are that `breccia.quantize_` has changed.
+
+        Args:
+            model: with `QuantizedLinear` layers.
+
+        Returns:
+            The configuration itself.
+        """
+        linear = (torch.nn.Linear, QuantizedLinear)
+        every = {name: layer for name, layer in model.named_modules() if isinstance(layer, linear)}
+        layers = {name: layer for name, layer in every.items() if isinstance(layer, QuantizedLinear)}
+        self.ignore = [name for name in every if name not in layers]
+        first = next(iter(layers.values()))
+        self.exact_rows, self.gradients = first.exact_rows, first.gradients
+        inputs = {}
+        static = any(hasattr(layer, "input_scale") for layer in layers.values())
+        if not static and all(layer.activations == first.activations for layer in layers.values()):
+            self.activations = first.activations
+        else:
+            self.activations = None
+            for name, layer in layers.items():
+                if layer.activations is not None:
+                    try:
+                        inputs[name] = inputs_in(layer.activations, hasattr(layer, "input_scale"))
+                    except ValueError as error:
+                        warnings.warn(
+                            f"the model's config does not say what inputs of {name} are: {error}", stacklevel=2
+                        )
+        self._say({name: layer.recipe for name, layer in layers.items()}, inputs)
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds."""
@@ -78,6 +115,10 @@ class BrecciaConfig:
             said["inputs"] = dict(self.inputs)
         if self.module_inputs:
             said["module_inputs"] = dict(self.module_inputs)
+        if self.exact_rows:
+            said["exact_rows"] = self.exact_rows
+        if self.gradients is not None:
+            said["gradients"] = getattr(self.gradients, "to_dict", lambda: self.gradients)()
         return said
 
     def inputs_of(self, module: str) -> ScalingRecipe | None:
@@ -97,6 +138,9 @@ class BrecciaConfig:
         """Take what layers of a scheme became, for config.json: name → its recipes, and its rule."""
         recipes = {name: one.weight for name, (one, _) in layers.items() if one.weight is not None}
         inputs = {name: one.inputs for name, (_, one) in layers.items() if one and isinstance(one.inputs, Activations)}
+        self._say(recipes, inputs)
+
+    def _say(self, recipes: Mapping[str, ScalingRecipe], inputs: Mapping[str, Activations]) -> None:
         said = native.said_of(recipes, inputs)
         self.recipe = recipes_of.from_dict(said["recipe"])
         self.modules = {name: recipes_of.from_dict(one) for name, one in said.get("modules", {}).items()}
@@ -129,8 +173,8 @@ def fits(name: str, shape: tuple[int, ...], recipe: ScalingRecipe, logger: Any) 
 
 
 def dense(layer: QuantizedLinear, dtype: Any) -> torch.nn.Linear:
-    """An ordinary layer of the weight's values, in a dtype or, with None, in that of `breccia.dequantize`."""
+    """An ordinary layer of the weight's values, in a dtype or, with None, in that it was quantized from."""
     made = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-    made.weight = torch.nn.Parameter(dequantize(layer.weight, dtype))
+    made.weight = torch.nn.Parameter(dequantize(layer.weight, dtype or layer.weight.original_dtype))
     made.bias = layer.bias
     return made.train(layer.training)

@@ -150,6 +150,8 @@ class FileFormat:
         find_all: (all stored tensors by name, the header's strings) → the logical tensors that the strings describe;
             none where these are of other formats, ValueError where they are the format's but not of its form. None
             where metadata describes no tensor of the format.
+        text: the end of names of small stored tensors whose bytes are text, which `find_all` gets among the strings
+            under their names; "" where there are none.
         refine: (a tensor, what reads a stored one by its name) → the tensor with what only small stored ones tell;
             itself where there is nothing to add, ValueError where they say what does not fit.
         read: (stored arrays by role, typed by the header, views of a file that must not be written to; the tensor) →
@@ -206,6 +208,7 @@ class FileFormat:
     claims: Callable[[Mapping[str, Any]], int] | None = None
     find: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Found | None] = lambda name, entries, context: None
     find_all: Callable[[Mapping[str, Any], Mapping[str, str]], list[Found]] | None = None
+    text: str = ""
     refine: Callable[[Found, Callable[[str], Array]], Found] = lambda found, array: found
     read: Callable[[Mapping[str, Array], Found], Made] | None = None
     keeps: Callable[[Found], bool] = lambda found: False

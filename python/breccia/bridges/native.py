@@ -33,14 +33,22 @@ from breccia.formats import finfo
 from breccia.layouts import Layout
 from breccia.recipes import (
     DelayedScaling,
+    Float8BlockScaling,
     Float8CurrentScaling,
+    Float8ExpandedScaling,
+    INT4Scaling,
+    INT8ExpandedScaling,
     INT8Scaling,
+    MXFP4BlockScaling,
+    MXFP8BlockScaling,
     NVFP4BlockScaling,
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
+from breccia.value import sixes
+from breccia.value.form import Form
 from breccia.value.inputs import refuse_mask
 
 NAME = "breccia"
@@ -127,13 +135,7 @@ def store(name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], str]:
         if value is not None:
             array = as_numpy(value, f"tensors[{name!r}].{role}")
             parts[f"{name}.{role}"] = part(np.ascontiguousarray(array).reshape(array.shape), _stored(array))
-    config = {
-        "recipe": {"name": scaled.recipe.name, "fields": _fields(scaled.recipe)},
-        "layout": {"name": scaled.layout.name, "fields": _fields(scaled.layout, "axis")},
-        "shape": list(scaled.shape),
-        "original_dtype": scaled.original_dtype,
-    }
-    return parts, json.dumps(config)
+    return parts, scaled._form.text(scaled.shape)
 
 
 def store_in_checkpoint(name: str, scaled: ScaledTensor, place: Place) -> tuple[dict[str, Part], dict[str, str]]:
@@ -150,10 +152,6 @@ def _stored(array: Array) -> str:
         return FP8_STORED[name]
     named = {"uint8": "U8", "int8": "I8", "float64": "F64", "uint4": "U8", "int4": "I8"}
     return STORED_SCALES.get(name) or named[name]
-
-
-def _fields(value: ScalingRecipe | Layout, without: str = "") -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name != without}
 
 
 def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int, ...] | None, str]:
@@ -235,9 +233,20 @@ def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> 
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The text that the header has of a tensor: recipe, layout, shape and dtype."""
+    """The text that the header has of a tensor: recipe, layout, shape and dtype; not ``sure`` where dtypes and shapes
+    alone say it."""
 
     config: str
+    sure: bool = True
+
+
+def read(parts: Mapping[str, Array], found: Found) -> ScaledTensor:
+    """See `FileFormat.read`. Raises ValueError as `load`, and for a global scale that may be a divisor."""
+    details = found.record(Details)
+    level = parts.get("global_scale")
+    if not details.sure and level is not None and not np.all(level < 1):
+        raise ValueError("weight_global_scale must be a multiplier below 1 where nothing says its form, it is not")
+    return load(parts, config=details.config)
 
 
 def load(parts: Mapping[str, Array], *, config: str, name: str = "") -> ScaledTensor:
@@ -248,6 +257,8 @@ def load(parts: Mapping[str, Array], *, config: str, name: str = "") -> ScaledTe
         data = data.view(np.uint8)
     if data.dtype.kind in "iuf" and data.dtype.itemsize > 1:
         raise StoredTypeError(f"data must have one-byte items, got {data.dtype}")
+    if shape and recipe.element.startswith("float6") and 4 * data.shape[-1] == 3 * shape[-1]:  # of `breccia.pack`
+        data = sixes.unpack(data)
     if layout.one_scale and scale.size == 1:
         scale = scale.reshape(())  # 0.2 also wrote arrays of one element
     return made(
@@ -263,39 +274,89 @@ def load(parts: Mapping[str, Array], *, config: str, name: str = "") -> ScaledTe
 
 
 def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
-    """The logical tensors that a header's metadata describes."""
+    """The logical tensors that a header's metadata describes, and those of a layer's state, by their texts."""
     found = []
     for key, text in metadata.items():
-        name = key.removesuffix(".config")
-        if name == key or f"{name}.data" not in entries or f"{name}.scale" not in entries:
-            continue
-        recipe, layout, shape, _ = parse_config(text, name)
-        parts = {role: f"{name}.{role}" for role in ROLES if f"{name}.{role}" in entries}
-        data, scale = entries[parts["data"]], entries[parts["scale"]]
-        dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
-        zero = entries.get(parts.get("zero_point", ""))
-        zero_dtype = "" if zero is None else str(numpy_dtype(zero.dtype))
-        findings: tuple[str, ...] = ()
-        if shape is None:
-            shape = data.shape
-            if finfo(recipe.element).bits == 4:
-                findings = ("4-bit codes are one per byte, as breccia 0.1.3 wrote them",)
-        found.append(
-            Found(
-                name,
-                NAME,
-                recipe.name,
-                parts,
-                tuple(shape),
-                recipe,
-                layout,
-                dtype,
-                zero_dtype,
-                details=Details(text),
-                findings=findings,
-            )
-        )
+        for end, joint in ((".config", "."), ("_form", "_")):
+            name = key.removesuffix(end)
+            parts = {role: f"{name}{joint}{role}" for role in ROLES if f"{name}{joint}{role}" in entries}
+            if name != key and {"data", "scale"} <= parts.keys():
+                parts |= {"text": key} if joint == "_" else {}
+                found.append(_found(name, parts, entries, text))
     return found
+
+
+def _found(name: str, parts: dict[str, str], entries: Mapping[str, Any], text: str, sure: bool = True) -> Found:
+    recipe, layout, shape, _ = parse_config(text, name)
+    data, scale = entries[parts["data"]], entries[parts["scale"]]
+    dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
+    zero = entries.get(parts.get("zero_point", ""))
+    zero_dtype = "" if zero is None else str(numpy_dtype(zero.dtype))
+    findings: tuple[str, ...] = ()
+    if shape is None:
+        shape = data.shape
+        if finfo(recipe.element).bits == 4:
+            findings = ("4-bit codes are one per byte, as breccia 0.1.3 wrote them",)
+    details = Details(text, sure)
+    return Found(
+        name, NAME, recipe.name, parts, tuple(shape), recipe, layout, dtype, zero_dtype,
+        details=details, findings=findings,
+    )  # fmt: skip
+
+
+def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+    """A tensor of a layer's state of breccia before 0.5, which has no text: by the dtypes and shapes of its parts.
+    Raises ValueError where these are of several formats."""
+    base = name.removesuffix("_data")
+    parts = {role: f"{base}_{role}" for role in ROLES if f"{base}_{role}" in entries}
+    if "scale" not in parts or f"{base}_form" in entries:
+        return None
+    dtypes = [entries[parts[role]].dtype if role in parts else "" for role in ROLES]
+    shape, scales = tuple(entries[name].shape), tuple(entries[parts["scale"]].shape)
+    shape = (*shape[:-1], 2 * shape[-1]) if dtypes[0] == "U8" and dtypes[2] else shape
+    recipe = _recipe_of(dtypes, *(_block(n, count) for n, count in zip(shape[-2:], scales[-2:], strict=False)))
+    if scales[-2:] == (shape[-2], 1) and dtypes[1] == "F32" and not dtypes[2]:
+        recipe = _recipe_of(dtypes, 1)  # of whole rows
+    if recipe is None or recipe.layout.scale_shape(shape) != scales:
+        raise ValueError(
+            "a layer of breccia has this state, which several formats have: load it in Python into a model quantized "
+            "alike, and save that"
+        )
+    form = Form(recipe, recipe.layout, "one", "float32")
+    return _found(base, parts, entries, form.text(shape), sure=False)
+
+
+def _block(values: int, scales: int) -> int:
+    """The power of two of values that share one of so many scales."""
+    return 1 << (max(1, -(-values // max(1, scales))) - 1).bit_length()
+
+
+def _recipe_of(dtypes: list[str], rows: int = 0, columns: int = 0) -> ScalingRecipe | None:
+    """The recipe of data, scales, zero points and a global scale of these dtypes, in blocks of that size; without
+    blocks, of one scale for all. None where several recipes have such."""
+    element, scale, zero, level = dtypes
+    scales = {"F32": "fp32", "BF16": "bf16", "F16": "fp16", "F8_E8M0": "e8m0"}.get(scale, "")
+    fp8 = {"F8_E4M3": "E4M3", "F8_E5M2": "E5M2"}.get(element)
+    match element:
+        case "F4" if scale == "F8_E4M3":
+            return NVFP4BlockScaling(two_level=bool(level))
+        case "F4":
+            return MXFP4BlockScaling()
+        case "I8" if zero == "F16":
+            return INT8ExpandedScaling(columns)
+        case "I8":
+            return INT8Scaling(columns or None, scales, symmetric=not zero)
+        case "U8" if zero == "U8":
+            return INT4Scaling(columns, False, scales, False)
+        case _ if fp8 and zero:
+            return Float8ExpandedScaling(fp8, columns)
+        case _ if fp8 and not columns:
+            return Float8CurrentScaling(fp8, "row" if rows else "tensor")
+        case _ if fp8 and scales == "e8m0" and (rows, columns) == (1, 32):
+            return MXFP8BlockScaling(fp8)
+        case _ if fp8:
+            return Float8BlockScaling(fp8, columns, rows, scales)
+    return None
 
 
 def reshaped(found: Found, shape: tuple[int, ...]) -> Found:
@@ -303,7 +364,7 @@ def reshaped(found: Found, shape: tuple[int, ...]) -> Found:
     config = loads(found.record(Details).config)
     if config.get("shape") is not None:
         config["shape"] = list(shape)
-    return replace(found, shape=shape, details=Details(json.dumps(config)))
+    return replace(found, shape=shape, details=replace(found.record(Details), config=json.dumps(config)))
 
 
 def carries(recipe: ScalingRecipe) -> bool:
@@ -354,7 +415,10 @@ BRIDGE = FileFormat(
     find_all=find_all,
     row_axis=0,
     reshaped=reshaped,
-    read=lambda parts, found: load(parts, config=found.record(Details).config),
+    read=read,
+    anchors=("_data",),
+    find=find,
+    text="_form",
     carries=carries,
     vendors_elements=True,
     exponents=True,

@@ -13,6 +13,6 @@ from breccia.peers import require_version
 require_version("diffusers", "diffusers")
 
 from breccia.diffusers.configs import BrecciaConfig  # noqa: E402
-from breccia.diffusers.quantizer import BrecciaQuantizer  # noqa: E402
+from breccia.diffusers.quantizer import BrecciaQuantizer, mark  # noqa: E402
 
-__all__ = ["BrecciaConfig", "BrecciaQuantizer"]
+__all__ = ["BrecciaConfig", "BrecciaQuantizer", "mark"]

@@ -33,6 +33,8 @@ class BrecciaConfig(models.BrecciaConfig, QuantizationConfigMixin):  # type: ign
         modules: recipes of modules that have another one, as a checkpoint says it.
         inputs: how most quantized layers' inputs are quantized, as a checkpoint says it.
         module_inputs: that of layers with others, as a checkpoint says it.
+        exact_rows: as `breccia.nn.QuantizedLinear` has it.
+        gradients: as `breccia.nn.QuantizedLinear` has it.
 
     Raises:
         TypeError: an argument is neither a recipe nor a name, or there is no such argument.

@@ -141,7 +141,10 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         parent = model.get_submodule(path)
         old = parent._modules[last]
         weight = weight if str(device) == "cpu" else weight.to(device)
-        layer = QuantizedLinear(weight, None, self.quantization_config.inputs_of(path))
+        config = self.quantization_config
+        layer = QuantizedLinear(
+            weight, None, config.inputs_of(path), exact_rows=config.exact_rows, gradients=config.gradients
+        )
         layer.bias = old.bias  # maybe still to come
         parent._modules[last] = layer.train(old.training)
 
@@ -212,7 +215,7 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         for path, layer in model.named_modules():
             if not isinstance(layer, QuantizedLinear):
                 continue
-            for part in PARTS:
+            for part in (*PARTS, "form"):
                 state.pop(f"{path}.weight_{part}", None)
             name = f"{path}.weight"
             parts, metadata[f"{name}.config"] = native.store(name, layer.weight.to("cpu").to("numpy"))
@@ -241,6 +244,21 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
                 dtype = None if layer.bias is None else layer.bias.dtype
                 model.get_submodule(parent)._modules[last] = dense(layer, dtype)
         return model
+
+
+def mark(model: Any) -> None:
+    """Let a model of diffusers whose layers are quantized say so, in its config and in saving: `breccia.quantize_`
+    calls this.
+
+    Args:
+        model: a ``ModelMixin`` with `breccia.nn.QuantizedLinear` layers.
+    """
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is None:
+        model.hf_quantizer = quantizer = BrecciaQuantizer(BrecciaConfig(), pre_quantized=True)
+        quantizer._model = weakref.ref(model)
+    if isinstance(quantizer, BrecciaQuantizer):
+        model.register_to_config(quantization_config=quantizer.quantization_config.take(model))
 
 
 def _found(files: list[str]) -> list[Found]:

@@ -143,9 +143,15 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         input_scale: the static scale of the inputs, a float32 tensor of one number, by which codes of the inputs are
             multiplied: amax / 448 of FP8, amax / 2688 of NVFP4, whose blocks have scales of their own, amax / 127 of
             INT8. A buffer; None makes scales of the inputs each time.
+
+    Attributes:
+        unmarked_states: what ``load_state_dict`` does with a state without ``weight_form``, the text that says what
+            codes mean: "warn" (takes them for codes of the layer's recipe and warns once), "load" (without a warning)
+            or "refuse". Set it on the class or on a layer.
     """
 
     _ndim = 2  # of the weight
+    unmarked_states = "warn"
 
     def __init__(
         self,
@@ -172,6 +178,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         for part, array in zip(PARTS, weight._held, strict=True):
             # A cast on a GPU may store scales in the order that FP8 products want of activations.
             self.register_buffer(f"weight_{part}", array.contiguous() if part == "scale" else array)
+        self._checked: Any = states.meaning(self)  # the text that was compared with the recipe
+        self.register_buffer(states.MEANING, self._checked)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
         if not is_integer(exact_rows) or exact_rows < 0:
             raise ValueError(f"exact_rows must be a non-negative integer, got {exact_rows!r}")
@@ -232,6 +240,9 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             and made.global_scale is global_scale
         ):
             return made
+        if not torch.compiler.is_dynamo_compiling() and parts[states.MEANING] is not self._checked:
+            states.check(self, parts[states.MEANING])
+            self._checked = parts[states.MEANING]
         kind = PackedWeight if self._packed else ScaledTensor
         made = kind._of(self._form, data, scale, zero_point, global_scale)
         if not torch.compiler.is_dynamo_compiling():
@@ -265,6 +276,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         for part, array in zip(PARTS, weight._held, strict=True):
             self._buffers[f"weight_{part}"] = array
         self._form, self.recipe, self._made = weight._form, weight.recipe, None
+        self._buffers[states.MEANING] = self._checked = states.meaning(self)
         self._packed = isinstance(weight, PackedWeight)
         self._repeats.clear()
 
@@ -367,7 +379,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         # torch's tensors of 8 bits and fewer come out of torch.save and not out of pickle: they go into both as bytes.
         packed = {name: to_pickle(one) if type(one) is torch.Tensor else one for name, one in self._buffers.items()}
-        return {**self.__dict__, "_made": None, "_repeats": {}, "_buffers": packed}
+        return {**self.__dict__, "_made": None, "_repeats": {}, "_checked": None, "_buffers": packed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         buffers = state["_buffers"].items()
@@ -380,15 +392,20 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             packing, dtype, layout = self._form
             parts = tuple(part for part in PARTS if getattr(self, f"weight_{part}") is not None)
             self._form = Form(self.recipe, layout, packing, dtype, parts)
+        if states.MEANING not in self._buffers:
+            self._buffers[states.MEANING] = self._checked = states.meaning(self)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.
         self._repeats.clear()
-        return _apply_to_bytes(
+        known = self._buffers[states.MEANING] is self._checked
+        moved = _apply_to_bytes(
             self,
             fn,
             lambda: super(QuantizedLinear, self)._apply(lambda one: byte_parameters.applied(fn, one), recurse),
         )
+        self._checked = self._buffers[states.MEANING] if known else None
+        return moved
 
 
 def _apply_to_bytes(module: Any, fn: Any, apply_to_parameters: Any) -> Any:

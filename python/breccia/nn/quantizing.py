@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -95,11 +96,29 @@ def replace_layers(
     chosen.check_all_matched(names)
     for parent, name, new in made:
         setattr(parent, name, new)
+    for library in ("transformers", "diffusers") if made else ():
+        for module in reversed(list(model.modules())):  # what is around another comes last, and is what counts
+            if hasattr(module, "save_pretrained") and any(
+                kind.__module__.startswith(f"{library}.") for kind in type(module).__mro__
+            ):
+                _mark(library, module)
     if not made:
         which = "no torch.nn.Linear" if chosen.takes_all else "no torch.nn.Linear that filter takes"
         which += " that a rule quantizes" if isinstance(recipe, ModelScheme) else ""
         warnings.warn(f"quantize_ changed nothing: {type(model).__name__} has {which}", stacklevel=3)
     return model
+
+
+def _mark(library: str, model: Any) -> None:
+    """Let a model of a library that saves and opens models say that its layers are quantized."""
+    if not any(isinstance(layer, QuantizedLinear) for layer in model.modules()):
+        return
+    try:
+        package = importlib.import_module(f"breccia.{library}")
+    except ImportError as error:
+        warnings.warn(f"what save_pretrained writes of the model, from_pretrained will not open: {error}", stacklevel=5)
+        return
+    package.mark(model)
 
 
 def pack_(model: torch.nn.Module) -> torch.nn.Module:

@@ -4,6 +4,9 @@ beside such weights."""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 from breccia.formats import finfo
 from breccia.recipes import (
     Float8BlockScaling,
@@ -15,11 +18,12 @@ from breccia.recipes import (
     MXFP8BlockScaling,
     NVFP4BlockScaling,
     ScalingRecipe,
+    all_recipes,
 )
 from breccia.schemes.labels import recipe_label
 from breccia.schemes.rules import Activations
 
-__all__ = ["WORDS", "inputs_for", "largest_code", "recipe_of_inputs"]
+__all__ = ["WORDS", "inputs_for", "inputs_in", "largest_code", "recipe_of_inputs"]
 
 WORDS = ("dynamic", "static", "local", "none")
 
@@ -71,6 +75,18 @@ def recipe_of_inputs(said: Activations) -> ScalingRecipe:
         case "int8", "token":
             return INT8Scaling(symmetric=False)
     raise ValueError(f"inputs must be of a form that a recipe makes, {said} is none")
+
+
+def inputs_in(recipe: ScalingRecipe, static: bool) -> Activations:
+    """The inverse of `recipe_of_inputs`, of static scales or dynamic ones. Raises ValueError where there is none."""
+    for weights in (recipe, *(kind() for kind in all_recipes())):
+        for when in ("dynamic", "static"):
+            with contextlib.suppress(ValueError):
+                said = inputs_for(weights, when)
+                for one in (said, replace(said, two_level=said.scale == "float8_e4m3fn" and said.when == "dynamic")):
+                    if (one.when != "dynamic") == static and recipe_of_inputs(one) == recipe:
+                        return one
+    raise ValueError(f"inputs in {recipe_label(recipe)} must be of a form that programs have, they are not")
 
 
 def largest_code(recipe: ScalingRecipe) -> float:

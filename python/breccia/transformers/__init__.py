@@ -13,6 +13,6 @@ from breccia.peers import require_version
 require_version("transformers", "transformers")
 
 from breccia.transformers.configs import BrecciaConfig, ModelOptConfig  # noqa: E402
-from breccia.transformers.quantizers import BrecciaQuantizer, ModelOptQuantizer  # noqa: E402
+from breccia.transformers.quantizers import BrecciaQuantizer, ModelOptQuantizer, mark  # noqa: E402
 
-__all__ = ["BrecciaConfig", "BrecciaQuantizer", "ModelOptConfig", "ModelOptQuantizer"]
+__all__ = ["BrecciaConfig", "BrecciaQuantizer", "ModelOptConfig", "ModelOptQuantizer", "mark"]

@@ -29,6 +29,8 @@ class BrecciaConfig(models.BrecciaConfig, QuantizationConfigMixin):  # type: ign
         moments: name of a layer → its `breccia.moments.Moments`, for static scales of inputs that the scheme has not.
         inputs: how most quantized layers' inputs are quantized, as a checkpoint says it.
         module_inputs: that of layers with others, as a checkpoint says it.
+        exact_rows: as `breccia.nn.QuantizedLinear` has it.
+        gradients: as `breccia.nn.QuantizedLinear` has it.
 
     Raises:
         TypeError: an argument is neither a recipe nor a name, or there is no such argument.

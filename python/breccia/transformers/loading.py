@@ -27,12 +27,13 @@ def module_of(model: Any, name: str) -> tuple[Any, str]:
 
 
 def put(
-    model: Any, name: str, weight: ScaledTensor, activations: ScalingRecipe | None, inputs: Any = None
+    model: Any, name: str, weight: ScaledTensor, activations: ScalingRecipe | None, inputs: Any, config: Any
 ) -> QuantizedLinear:
     """A quantized layer in the place of the one that has this parameter; ``inputs`` is a stored scale of its inputs."""
+    more = {option: getattr(config, option) for option in ("exact_rows", "gradients") if hasattr(config, option)}
     parent, last = module_of(model, name)
     stacked = isinstance(parent, GroupedExperts)
-    layer = (StackedLinear if stacked else QuantizedLinear)(weight, None, activations, input_scale=inputs)
+    layer = (StackedLinear if stacked else QuantizedLinear)(weight, None, activations, input_scale=inputs, **more)
     if not stacked:
         layer.bias = parent._modules[last].bias  # maybe still to come
     for part in (layer, *layer._buffers.values()):
@@ -75,17 +76,20 @@ class ReadCodes(ConversionOps):  # type: ignore[misc]
             (plain,) = tensors.values()
             return {full_layer_name: plain.to(self.dtype) if plain.is_floating_point() else plain}
         device = next(iter(tensors.values())).device
-        parts = {
-            role: as_numpy(tensors[_pattern(name, found.name, target_patterns[0])], name)
-            for role, name in found.parts.items()
-        }
+        parts = {}
+        for role, name in found.parts.items():
+            pattern = _pattern(name, found.name, target_patterns[0])
+            # The dot of another pattern may take what a pattern spells with an underscore.
+            pattern = pattern if pattern in tensors else pattern.replace("weight_", "weight.")
+            parts[role] = as_numpy(tensors[pattern], name)
         weight = assemble(found, parts)
         if not isinstance(weight, ScaledTensor):
             raise ValueError(f"tensor {found.name!r} must have a ScaledTensor form, it has none")
         weight = weight.to("torch")
         weight = weight if device.type == "cpu" else weight.to(device)
         scale = tensors.get("input_scale")
-        put(model, full_layer_name, weight, self.hf_quantizer.inputs.get(full_layer_name), scale)
+        inputs = self.hf_quantizer.inputs.get(full_layer_name)
+        put(model, full_layer_name, weight, inputs, scale, self.hf_quantizer.quantization_config)
         missing_keys.discard(full_layer_name)
         return {}
 
@@ -118,6 +122,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
             weight = weight.mT.contiguous()
         layer = self.hf_quantizer.layer(full_layer_name)
         scale = None if layer.scale is None else torch.tensor(layer.scale)
-        put(model, full_layer_name, verbs.cast(weight.detach(), layer.weight), layer.inputs, scale)
+        codes = verbs.cast(weight.detach(), layer.weight)
+        put(model, full_layer_name, codes, layer.inputs, scale, self.hf_quantizer.quantization_config)
         missing_keys.discard(full_layer_name)
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,6 +29,7 @@ from breccia.recipes import ScalingRecipe
 from breccia.schemes.inputs import recipe_of_inputs
 from breccia.schemes.layers import Layer, Layers
 from breccia.schemes.value import Activations, ModelScheme, Rule
+from breccia.transformers.configs import BrecciaConfig
 from breccia.transformers.experts import (
     ONE_EXPERT,
     PROJECTIONS,
@@ -56,10 +58,12 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         tensors: the model's name of a weight → its tensors in the checkpoint, where it is quantized there.
         chosen: names of weights to quantize on load.
         inputs: the model's name of a weight → the recipe of its layer's inputs, where the checkpoint says so.
+        marked: whether layers are others than were loaded: see `mark`.
     """
 
     requires_calibration = False
     format = ""
+    pre_quantized: bool
     stored: tuple[str, ...] = ()
     stacked: tuple[str, ...] = ()
 
@@ -68,6 +72,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         self.tensors: dict[str, Found] = {}
         self.chosen: set[str] = set()
         self.inputs: dict[str, ScalingRecipe] = {}
+        self.marked = False
         self._readers: list[Any] = []
         self._layers: Layers | None = None
         self.activations = getattr(quantization_config, "activations", None)
@@ -102,8 +107,12 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         self._turned: set[str] = set()
+        files = [str(name) for name in checkpoint_files or []]
+        if not self.pre_quantized and any(name.endswith(".safetensors") for name in files):
+            # A folder whose config says nothing, but whose tensors are those of quantized layers.
+            self.pre_quantized = any(found.format == self.format for found in _found(files)[0])
         if self.pre_quantized:
-            self._prepare_for(model, *_found(checkpoint_files or []))
+            self._prepare_for(model, *_found(files))
         else:
             self._choose(model)
 
@@ -280,7 +289,9 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """The tensors to save, in the format they came in."""
+        """The tensors to save, in the format they came in; the model's config, saved after, says what they are now."""
+        if self.marked:
+            model.config.quantization_config = self.quantization_config.take(model)
         return stored_tensors(model, self.format)
 
     def is_serializable(self) -> bool:
@@ -347,7 +358,11 @@ class BrecciaQuantizer(_Quantizer):
     """Reads what ``breccia convert`` writes in its own format, and quantizes on load."""
 
     format = "breccia"
-    stored = ("weight.data", "weight.scale", "weight.zero_point", "weight.global_scale", "input_scale")
+    stored = (
+        *(f"weight{joint}{part}" for joint in "._" for part in ("data", "scale", "zero_point", "global_scale")),
+        "weight_form",
+        "input_scale",
+    )
     stacked = ("data", "scale", "zero_point", "global_scale")
 
 
@@ -361,6 +376,28 @@ class ModelOptQuantizer(_Quantizer):
         super().__init__(quantization_config, **options)
         if not self.pre_quantized:
             raise ValueError("quantization_config must be a BrecciaConfig to quantize on load, got a ModelOptConfig")
+
+
+def mark(model: Any) -> None:
+    """Let a model of transformers whose layers are quantized say so, in its config and in saving: `breccia.quantize_`
+    calls this.
+
+    Args:
+        model: a ``PreTrainedModel`` with `breccia.nn.QuantizedLinear` layers.
+    """
+    there = getattr(model, "hf_quantizer", None)
+    if there is not None and not isinstance(there, _Quantizer):
+        warnings.warn(
+            f"quantize_ changed layers of a model that {type(there).__name__} has quantized: no program opens what "
+            f"save_pretrained writes of it",
+            stacklevel=6,
+        )
+        return
+    if there is None:
+        model.hf_quantizer = BrecciaQuantizer(BrecciaConfig(), pre_quantized=True)
+    if isinstance(model.hf_quantizer, BrecciaQuantizer):
+        model.hf_quantizer.marked = True
+        model.config.quantization_config = model.hf_quantizer.quantization_config.take(model)
 
 
 _KINDS: Mapping[str, type[_Quantizer]] = {"breccia": BrecciaQuantizer, "modelopt": ModelOptQuantizer}

@@ -26,7 +26,7 @@ def stored_tensors(model: Any, format: str) -> tuple[dict[str, Any], dict[str, s
     for path, layer in model.named_modules():
         if not isinstance(layer, QuantizedLinear):
             continue
-        for part in PARTS:
+        for part in (*PARTS, "form"):
             state.pop(f"{path}.weight_{part}", None)
         weight = layer.weight.to("cpu").to("numpy")
         place = Place(hasattr(layer, "input_scale"), model.config.to_dict())

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from breccia.layouts import Layout
@@ -45,6 +48,16 @@ class Form(NamedTuple):
         """Whether recipe and layout are breccia's own."""
         return isinstance(self.recipe, ScalingRecipe) and isinstance(self.layout, Layout)
 
+    def text(self, shape: Sequence[int]) -> str:
+        """What the parts of a tensor of that shape mean, as JSON: an object of recipe, layout, shape and dtype."""
+        said = {
+            "recipe": {"name": getattr(self.recipe, "name", ""), "fields": _fields(self.recipe)},
+            "layout": {"name": getattr(self.layout, "name", ""), "fields": _fields(self.layout)},
+            "shape": list(shape),
+            "original_dtype": self.original_dtype,
+        }
+        return json.dumps(said)
+
     def place(self, arrays: Any) -> list[Any]:
         """Four arrays, None where there is none, of those that there are."""
         given = iter(arrays)
@@ -59,6 +72,14 @@ class Form(NamedTuple):
         if not (isinstance(self.recipe, ScalingRecipe) and isinstance(self.layout, Layout)):
             part = "layout" if isinstance(self.recipe, ScalingRecipe) else "recipe"
             raise TypeError(f"breccia has no kernels for {part} {type(getattr(self, part)).__name__}")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A dataclass's fields, but for the usual axis, which no file has; of another library's object what it prints."""
+    if not dataclasses.is_dataclass(value):
+        return {"": repr(value)}
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {name: given for name, given in fields.items() if (name, given) != ("axis", -1)}
 
 
 def parts_there(zero_point: Any, global_scale: Any) -> tuple[str, ...]:

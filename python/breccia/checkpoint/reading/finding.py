@@ -19,6 +19,9 @@ from breccia.checkpoint.reading.naming import NAMELESS, naming
 __all__ = ["Finder", "check_shape", "stored_bytes"]
 
 
+_TEXT = 1 << 16  # bytes of a text, at most
+
+
 def stored_bytes(found: Found, entries: Mapping[str, Entry]) -> int:
     """Stored bytes of a logical tensor, all parts together."""
     if found.format == "plain" and found.origin is STORED:
@@ -80,20 +83,26 @@ class Finder:
 
     def find(self, files: Sequence[WeightFile]) -> None:
         """Find all tensors of the files. Raises ValueError where a header's metadata is a format's and does not fit."""
+        endings = tuple(bridge.text for bridge in self._bridges if bridge.text)
         for file in files:
             for one in file.described():
                 self._take(one)
-            if file.metadata:
-                self._of_metadata(file)
+            texts = {
+                name: file.span(name, 0, entry.nbytes, False).tobytes().decode("utf-8", "replace")
+                for name, entry in file.entries.items()
+                if name.endswith(endings) and entry.dtype == "U8" and entry.nbytes <= _TEXT
+            }
+            if said := {**file.metadata, **texts}:
+                self._of_metadata(file, said)
         anchors = tuple({anchor for _, rank in self._ranks for bridge in rank for anchor in bridge.anchors})
         for name in self.entries:
             if name.endswith(anchors) and name not in self.taken:
                 self._of_name(name)
 
-    def _of_metadata(self, file: WeightFile) -> None:
+    def _of_metadata(self, file: WeightFile, said: Mapping[str, str]) -> None:
         with naming(file.path, NAMELESS):
             for bridge in self._bridges:
-                for one in bridge.find_all(self.entries, file.metadata) if bridge.find_all else ():
+                for one in bridge.find_all(self.entries, said) if bridge.find_all else ():
                     with naming(file.path, one.name):
                         check_shape(one, self.entries)
                     self._take(one)
