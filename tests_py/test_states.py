@@ -91,9 +91,8 @@ def test_a_state_that_says_nothing_warns_once_or_as_is_chosen(monkeypatch):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         model.load_state_dict(state)
-        assert [str(one.message)[:60] for one in seen] == [
-            "state_dict must say what its codes mean, as states of breccia"
-        ]
+        assert len(seen) == 1
+        assert str(seen[0].message).startswith("state_dict must say what its codes mean, as states of breccia")
         model.load_state_dict(state)
         assert len(seen) == 2
         model[0].unmarked_states = model[1].unmarked_states = model[2].unmarked_states = "load"

@@ -70,7 +70,9 @@ def load(
     _take_bytes(layer, state, prefix)
     _take_sixes(layer, state, prefix)
     if prefix + "weight_data" in state:  # the text is the layer's own, in length too
-        state[prefix + MEANING] = meaning(layer, state[prefix + "weight_data"].device)
+        own = layer._buffers[MEANING]
+        dealt = hasattr(own, "full_tensor")  # a DTensor copies from no other tensor
+        state[prefix + MEANING] = own if dealt else meaning(layer, state[prefix + "weight_data"].device)
     # As bytes: before 2.9, torch copies no tensor of two codes to a byte.
     coded = {}
     for name in PARTS:
