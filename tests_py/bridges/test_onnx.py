@@ -10,7 +10,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia import bridges
+from breccia import INT4Scaling, bridges
 from breccia.checkpoint import Checkpoint, convert, save_arrays, verify
 
 pytest.importorskip("ml_dtypes")
@@ -189,11 +189,236 @@ def test_a_model_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path / "in").container is not bridges.bridge("onnx").container
 
 
-def test_a_model_of_an_old_opset_is_refused(tmp_path: Path) -> None:
-    path = linear(tmp_path / "m.onnx", opset=17)
-    with pytest.raises(ValueError, match=r"model must be of opset 25 or more, got 17: onnx\.version_converter"):
-        convert(path, tmp_path / "out.onnx", "onnx:int4", include=["*.weight"])
+NAMES = ("first", "second")
+OPSETS = {"nvfp4": 23, "mxfp4": 24, "mxfp8": 24}  # others need 21
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21, 25])
+@pytest.mark.parametrize("key", RECIPES)
+def test_the_opset_is_raised_as_far_as_it_must(key: str, opset: int, tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", opset=opset)
+    report = convert(path, tmp_path / "out.onnx", f"onnx:{key}", include=["*.weight"])
+    model = onnx.load(tmp_path / "out.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    wanted = max(opset, OPSETS.get(key, 21))
+    assert model.opset_import[0].version == wanted
+    text = f"the model's opset is raised from {opset} to {wanted}, the first with what its weights need"
+    assert report["notes"] == ([text] if wanted > opset else [])
+    x = np.random.default_rng(2).normal(0, 1, (4, 128)).astype(np.float32)
+    first, second = (breccia.dequantize(dict(breccia.open(tmp_path / "out.onnx"))[f"{n}.weight"]) for n in NAMES)
+    given = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    np.testing.assert_allclose(given, (x @ first) @ second + 1, rtol=1e-5)
+
+
+def test_an_opset_that_onnx_cannot_raise_is_named(tmp_path: Path) -> None:
+    model = onnx.load(linear(tmp_path / "m.onnx", opset=17))
+    node = helper.make_node("Identity", ["a"], ["b"])
+    model.functions.append(helper.make_function("own", "F", ["a"], ["b"], [node], model.opset_import))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match=r"opset 21 or more, got 17, which onnx cannot raise \(it has functions"):
+        convert(tmp_path / "m.onnx", tmp_path / "out.onnx", "onnx:int4", include=["*.weight"])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["m.onnx"]
+
+
+# What a graph does with a weight → the weight's shape, where blocks lie in what is stored, and what follows the node.
+PRODUCTS: dict[str, tuple[tuple[int, ...], int, str]] = {
+    "MatMul": ((256, 64), 0, "MatMul"),
+    "MatMul of a batch": ((3, 256, 64), 1, "MatMul"),
+    "Gemm": ((256, 64), 0, "Gemm"),
+    "Gemm transB": ((64, 256), 0, "Transpose"),
+    "Transpose": ((64, 256), 0, "Transpose"),
+    "from the left": ((64, 256), 1, "MatMul"),
+    "Gather too": ((256, 256), 1, "MatMul"),
+}
+
+
+def product(path: Path, how: str, dtype: Any = np.float32) -> Path:
+    """A model that multiplies by one weight, then clips twice."""
+    shape, kind = PRODUCTS[how][0], helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    tensors = [numpy_helper.from_array(np.random.default_rng(3).normal(0, 0.1, shape).astype(dtype), "w.weight")]
+    name, x = "w.weight", (3, 5, 256) if len(shape) == 3 else (5, 256)
+    nodes = []
+    if how == "Transpose":
+        nodes, name = [helper.make_node("Transpose", ["w.weight"], ["t"], perm=[1, 0])], "t"
+    if how == "from the left":
+        x = (256, 5)
+    if how == "Gather too":
+        tensors.append(numpy_helper.from_array(np.array([0, 3]), "rows"))
+        nodes.append(helper.make_node("Gather", ["w.weight", "rows"], ["z"]))
+    more = {"transB": 1} if how == "Gemm transB" else {}
+    inputs = [name, "x"] if how == "from the left" else ["x", name]
+    nodes.append(helper.make_node("Gemm" if how.startswith("Gemm") else "MatMul", inputs, ["p"], **more))
+    for bound, value in (("least", -0.5), ("most", 0.75)):
+        tensors.append(numpy_helper.from_array(np.asarray(value, dtype), bound))
+    nodes += [helper.make_node("Clip", ["p", "least", "most"], ["c"]), helper.make_node("Relu", ["p"], ["r"])]
+    made = [helper.make_tensor_value_info(one, kind, None) for one in ("c", "r")]
+    made += [helper.make_tensor_value_info("z", kind, None)] if how == "Gather too" else []
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", kind, x)], made, tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    return path
+
+
+@pytest.mark.parametrize("key", RECIPES)
+@pytest.mark.parametrize("how", PRODUCTS)
+def test_blocks_lie_along_what_products_sum_over(how: str, key: str, tmp_path: Path) -> None:
+    shape, axis, behind = PRODUCTS[how]
+    source, out = product(tmp_path / "m.onnx", how), tmp_path / "out.onnx"
+    report = convert(source, out, f"onnx:{key}", include=["w.weight"])
+    assert report["tensors"]["cast"] == 1, report
+    model = onnx.load(out)
+    onnx.checker.check_model(model, full_check=True)
+    node = next(one for one in model.graph.node if one.name == "w.weight_DequantizeLinear")
+    said = {one.name: one.i for one in node.attribute}
+    turned = "block_size" in said or key != "fp8-tensor"
+    if "block_size" in said:
+        assert said["axis"] == axis
+    takers = {one.op_type for one in model.graph.node if node.output[0] in one.input}
+    assert behind in takers
+
+    [read] = [dict(breccia.open(out))["w.weight"]]
+    values = breccia.dequantize(read)
+    weight = numpy_helper.to_array(next(one for one in onnx.load(source).graph.initializer if one.name == "w.weight"))
+    assert values.shape == shape == read.shape
+    by_rows = turned and (how in ("Gemm transB", "Transpose", "from the left", "Gather too"))
+    upright = weight if by_rows or not turned else np.swapaxes(weight, -1, -2)
+    expected = breccia.dequantize(breccia.cast(np.ascontiguousarray(upright), RECIPES[key]))
+    np.testing.assert_array_equal(values, expected if upright is weight else np.swapaxes(expected, -1, -2))
+
+    floats = onnx.load(source)
+    floats.graph.initializer[0].CopyFrom(numpy_helper.from_array(values, "w.weight"))
+    [x] = [one for one in floats.graph.input if one.name == "x"]
+    x = np.random.default_rng(4).normal(0, 1, [one.dim_value for one in x.type.tensor_type.shape.dim])
+    x = x.astype(np.float32)
+    for got, wanted in zip(
+        ReferenceEvaluator(model).run(None, {"x": x}), ReferenceEvaluator(floats).run(None, {"x": x}), strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+    verify(out, source)
+    back = convert(out, tmp_path / "back.safetensors", "breccia")
+    assert back["tensors"]["repack"] == 1
+    held = dict(breccia.open(tmp_path / "back.safetensors"))["w.weight"]
+    assert held.shape == upright.shape
+    np.testing.assert_array_equal(breccia.dequantize(held), expected)
+    again = convert(out, tmp_path / "again.onnx", "onnx")
+    assert again["tensors"]["repack"] == 1
+    for name in ("w.weight_quantized", "w.weight_scale"):
+        one, two = (
+            next(t for t in onnx.load(tmp_path / file).graph.initializer if t.name == name)
+            for file in ("out.onnx", "again.onnx")
+        )
+        assert one == two
+    convert(out, tmp_path / "other.onnx", "onnx:int8")
+    model = onnx.load(tmp_path / "other.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    got = dict(breccia.open(tmp_path / "other.onnx"))["w.weight"]
+    assert got.shape == shape
+    np.testing.assert_allclose(breccia.dequantize(got), values, atol=0.005)
+    convert(out, tmp_path / "floats.safetensors", "fp32")
+    np.testing.assert_array_equal(dict(breccia.open(tmp_path / "floats.safetensors"))["w.weight"], values)
+
+
+def test_weights_of_products_need_no_name(tmp_path: Path) -> None:
+    """As torch's exporter has them."""
+    model = onnx.load(product(tmp_path / "m.onnx", "MatMul"))
+    model.graph.initializer[0].name = model.graph.node[0].input[1] = "onnx::MatMul_12"
+    onnx.save(model, tmp_path / "m.onnx")
+    report = convert(tmp_path / "m.onnx", tmp_path / "out.onnx", "onnx:int4")
+    assert report["tensors"] == {"cast": 1, "copy": 2}
+    assert "onnx::MatMul_12_quantized" in {one.name for one in onnx.load(tmp_path / "out.onnx").graph.initializer}
+
+
+@pytest.mark.parametrize("how", ["MatMul", "Gemm transB"])
+def test_blocks_along_outputs_are_read(how: str, tmp_path: Path) -> None:
+    """As files have them that were written before a graph's products were looked at."""
+    shape, values = PRODUCTS[how][0], weight(*PRODUCTS[how][0])
+    model = onnx.load(product(tmp_path / "m.onnx", how))
+    model.opset_import[0].version = 25
+    scaled = breccia.cast(values, INT4Scaling(group_size=64, scale_dtype="fp32"))
+    tensors = [
+        helper.make_tensor("w.weight_quantized", TensorProto.INT4, shape, scaled.data.tobytes(), raw=True),
+        numpy_helper.from_array(scaled.scale.reshape(shape[0], -1), "w.weight_scale"),
+    ]
+    model.graph.initializer[0].CopyFrom(tensors[0])
+    model.graph.initializer.append(tensors[1])
+    said = {"axis": 1, "block_size": 64}
+    node = helper.make_node("DequantizeLinear", ["w.weight_quantized", "w.weight_scale"], ["w.weight"], **said)
+    model.graph.node.insert(0, node)
+    onnx.save(model, tmp_path / "old.onnx")
+    read = dict(breccia.open(tmp_path / "old.onnx"))["w.weight"]
+    expected = breccia.dequantize(scaled)
+    np.testing.assert_array_equal(breccia.dequantize(read), expected)
+    report = convert(tmp_path / "old.onnx", tmp_path / "new.onnx", "onnx")
+    assert report["tensors"]["repack"] == 1
+    np.testing.assert_array_equal(breccia.dequantize(dict(breccia.open(tmp_path / "new.onnx"))["w.weight"]), expected)
+    x = np.random.default_rng(4).normal(0, 1, (5, 256)).astype(np.float32)
+    old, new = (onnx.load(tmp_path / f"{name}.onnx") for name in ("old", "new"))
+    for one, two in zip(*(ReferenceEvaluator(m).run(None, {"x": x}) for m in (old, new)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_integers_have_scales_of_the_products_type(dtype: Any, tmp_path: Path) -> None:
+    source = product(tmp_path / "m.onnx", "MatMul", dtype)
+    for key in ("int4", "int4-asym", "int8"):
+        convert(source, tmp_path / "out.onnx", f"onnx:{key}", include=["w.weight"], force=True)
+        [scale] = [one for one in onnx.load(tmp_path / "out.onnx").graph.initializer if one.name == "w.weight_scale"]
+        assert helper.tensor_dtype_to_np_dtype(scale.data_type) == dtype
+
+
+def test_tensors_that_share_a_file_take_its_memory_once(tmp_path: Path) -> None:
+    """100 initializers of 8 MiB each, all the same bytes of one file."""
+    (tmp_path / "weights.bin").write_bytes(bytes(8 << 20))
+    tensors = []
+    for i in range(100):
+        one = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=(1024, 2048))
+        one.data_location = TensorProto.EXTERNAL
+        one.external_data.add(key="location", value="weights.bin")
+        tensors.append(one)
+    made = helper.make_graph([], "g", [], [], tensors)
+    onnx.save(helper.make_model(made, opset_imports=OPSET), tmp_path / "m.onnx")
+    code = (
+        "import resource, sys, onnx, breccia.checkpoint as c\n"
+        "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = most(); opened = c.Checkpoint(sys.argv[1])\n"
+        "total = sum(float(opened.load(one).sum()) + one.shape[0] for one in opened.found)\n"
+        "print(total, most() - before)"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "m.onnx"]
+    total, grown = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert float(total) == 100 * 1024
+    assert int(grown) < 100_000, "kilobytes: 8 MiB of the file and what the program is, not 800 MiB"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"offset": "64"}, "must have the bytes of its shape"),
+        ({"offset": "0", "length": "9999"}, "must lie in the 128 bytes of 'weights.bin'"),
+        ({"location": "../weights.bin"}, "must be an ONNX model: ."),
+        ({"location": "absent.bin"}, "must be an ONNX model: ."),
+    ],
+)
+def test_tensors_outside_of_their_file_are_refused(said: dict[str, str], why: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for place in (tmp_path, tmp_path / "in"):
+        (place / "weights.bin").write_bytes(bytes(128))
+    one = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=(4, 8), data_location=TensorProto.EXTERNAL)
+    for key, value in ({"location": "weights.bin"} | said).items():
+        one.external_data.add(key=key, value=value)
+    onnx.save(helper.make_model(helper.make_graph([], "g", [], [], [one]), opset_imports=OPSET), tmp_path / "in/m.onnx")
+    with pytest.raises(ValueError, match=why):
+        Checkpoint(tmp_path / "in/m.onnx")
+
+
+def test_a_reason_is_given_where_the_error_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = linear(tmp_path / "m.onnx")
+
+    def full(raw: bytes) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(onnx, "load_model_from_string", full)
+    with pytest.raises(ValueError, match="file must be an ONNX model: MemoryError"):
+        Checkpoint(path)
 
 
 def test_numbers_that_are_no_bytes_are_read(tmp_path: Path) -> None:

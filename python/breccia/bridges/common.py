@@ -199,6 +199,11 @@ def row_blocks(group_size: int, columns: int) -> Layout:
     return PerBlockK(group_size) if columns % group_size == 0 else PerBlockMN(1, group_size)
 
 
+def turned_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """With the last two axes, where there are two, in the other order."""
+    return (*shape[:-2], *shape[:-3:-1])
+
+
 def group_size_of(columns: int, groups: int, argument: str) -> int:
     """Elements per scale of a row. Raises ValueError where no size that checkpoints use gives that number of groups."""
     if groups > 0 and columns % groups == 0:

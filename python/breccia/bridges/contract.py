@@ -25,10 +25,25 @@ from breccia.recipes import ScalingRecipe, has_exponents
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.value import UNSAID, Activations, Unsaid
 
-__all__ = ["LIKELY", "NAMED", "NO", "PLAIN", "Bridge", "FileFormat", "Kind", "Place", "Sample", "stored_name"]
+__all__ = [
+    "BY_COLUMNS",
+    "BY_ROWS",
+    "LIKELY",
+    "NAMED",
+    "NO",
+    "PLAIN",
+    "Bridge",
+    "FileFormat",
+    "Kind",
+    "Place",
+    "Sample",
+    "stored_name",
+]
 
 # What a bridge claims of a checkpoint; of two that look alike, the one that tells them apart says a larger number.
 NO, LIKELY, NAMED = 0, 10, 100
+# How products of a file's own graph take a weight: x·W, a sum over its rows, or x·Wᵀ.
+BY_COLUMNS, BY_ROWS = "x @ w", "x @ w.T"
 
 Made: TypeAlias = "ScaledTensor | OutsideTensor | Array"
 
@@ -42,12 +57,14 @@ class Place:
         model: the source's config.json.
         spell: turns the model's own name of a tensor into the file's.
         activations: how the layer's inputs are quantized; None where they are not.
+        product: how the file's graph multiplies by the tensor, `BY_COLUMNS` or `BY_ROWS`; "" where nothing says it.
     """
 
     inputs: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
     spell: Callable[[str], str] = str
     activations: Activations | None = None
+    product: str = ""
 
 
 @dataclass(frozen=True)

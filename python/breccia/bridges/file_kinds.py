@@ -179,6 +179,17 @@ class Container:
         """
         return {}
 
+    def products(self, files: Sequence[Any]) -> Mapping[str, str]:
+        """How the graph in files of this kind multiplies by its weights.
+
+        Args:
+            files: of the source, as `open` returns them.
+
+        Returns:
+            `breccia.bridges.contract.Place.product` by the names of logical tensors; none where there is no graph.
+        """
+        return {}
+
     def writer(self, path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:
         """What writes a file, and what is to be noted of it.
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from breccia import _core
-from breccia.bridges.common import Array, check_upright, float_dtype, to_torch
+from breccia.bridges.common import Array, check_upright, float_dtype, to_torch, turned_shape
 from breccia.formats import finfo
 from breccia.layouts import Layout
 from breccia.recipes import INT8Scaling, ScalingRecipe, choices
 from breccia.recipes import _spec as recipe_spec
 from breccia.scaled_tensor import ScaledTensor
-from breccia.value.form import cast_form, parts_there
+from breccia.value.form import axis_of, cast_form, parts_there
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,8 @@ class Found:
         """A ScaledTensor of this shape, recipe and layout whose memory was never touched."""
         assert self.recipe is not None
         assert self.layout is not None
+        if axis_of(self.layout) == -2:  # a transposed view
+            return replace(self, shape=turned_shape(self.shape), layout=self.layout.T).ghost().mT
         return ghost(
             self.shape,
             self.recipe,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX models whose weights are codes: initializers behind DequantizeLinear, by tensor, by row, or in blocks of a row.
 
-NVFP4 has two such nodes in a row, of which the first makes the scales. What lies in blocks along another axis is read
-as its values.
+NVFP4 has two such nodes in a row, of which the first makes the scales. Where products sum over a weight's rows, blocks
+lie along them, and it is read as a transposed view. What lies in blocks along another axis is read as its values.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes, get, global_scale
-from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes, get, global_scale, turned_shape
+from breccia.bridges.contract import BY_COLUMNS, BY_ROWS, FileFormat, Place
 from breccia.bridges.integers import integer_zero_point
 from breccia.bridges.onnx.model_file import NAME, ONNX
-from breccia.bridges.onnx.nodes import Node
+from breccia.bridges.onnx.nodes import HALVES, Node, swapped_codes
 from breccia.bridges.packing import pack_nibbles, packed_codes
 from breccia.bridges.parts import Found, Part, part, rows_only
 from breccia.bridges.readers import Readers
@@ -36,8 +36,8 @@ from breccia.scaled_tensor import ScaledTensor
 
 EXTRA = "onnx"
 RECIPES: dict[str, ScalingRecipe] = {
-    "int4": INT4Scaling(),
-    "int4-asym": INT4Scaling(signed=False, symmetric=False),
+    "int4": INT4Scaling(scale_dtype="fp32"),  # runtimes fuse no other scales with products of float32
+    "int4-asym": INT4Scaling(signed=False, symmetric=False, scale_dtype="fp32"),
     "int8": INT8Scaling(),
     "fp8": Float8CurrentScaling(granularity="row"),
     "fp8-tensor": Float8CurrentScaling(),
@@ -59,8 +59,9 @@ def read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | Array:
 
 
 @rows_only
-def _inputs(scaled: ScaledTensor) -> dict[str, Part]:
-    """The node's inputs by role; a part's dtype is ONNX's where two elements share a byte."""
+def _inputs(scaled: ScaledTensor, whole: bool) -> dict[str, Part]:
+    """The node's inputs by role; a part's dtype is ONNX's where two elements share a byte. ``whole``: no rows are
+    written alone."""
     recipe, scale = scaled.recipe, as_numpy(scaled.scale, "scale")
     if not BRIDGE.carries(recipe):
         raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
@@ -85,8 +86,16 @@ def _inputs(scaled: ScaledTensor) -> dict[str, Part]:
         scale = scale.reshape(scaled.shape[:1] if scaled.ndim == 2 else (*scaled.shape[:-1], 1))
     result["scale"] = part(scale, STORED_SCALES[scale.dtype.name])
     if not getattr(recipe, "symmetric", True):
-        result["zero_point"] = _zero_point(scaled, scale.shape)
+        result["zero_point"] = _zero_point(scaled, scale.shape, whole)
     return result
+
+
+def _turned(one: Part, shape: tuple[int, ...]) -> Part:
+    """A part of an upright tensor for its transpose; ``shape`` of its elements."""
+    if len(shape) < 2:
+        return one
+    halves = one.dtype in HALVES
+    return Part(one.dtype, turned_shape(shape), lambda: swapped_codes(np.asarray(one.make()), shape, halves))
 
 
 def _second(scaled: ScaledTensor) -> Part:
@@ -96,13 +105,13 @@ def _second(scaled: ScaledTensor) -> Part:
     return Part("F32", (), lambda: np.asarray(1 if second is None else second, np.float32).reshape(()))
 
 
-def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...]) -> Part:
+def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...], whole: bool) -> Part:
     if isinstance(scaled.recipe, INT8Scaling):
         zero = as_numpy(scaled.zero_point, "zero_point")
         if zero.dtype != np.int8:
             raise ValueError(f"zero_point must be int8 for {NAME}, got {zero.dtype}")
         return part(zero.reshape(shape), "I8")
-    if shape[-1] % 2:  # two rows share a byte
+    if shape[-1] % 2 and not whole:  # two rows share a byte
         if shape[0] % 2:
             raise ValueError(f"scaled must have an even number of rows or of groups for {NAME}, got {shape}")
         shape = (shape[0] // 2, *shape[1:-1], shape[-1] * 2)
@@ -110,20 +119,31 @@ def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...]) -> Part:
     def make() -> Array:
         zero = integer_zero_point(scaled, 15)
         assert zero is not None
-        return pack_nibbles(zero.reshape(shape))
+        return pack_nibbles(zero.reshape(-1))
 
     return Part("UINT4", shape, make)
 
 
 def store(name: str, scaled: ScaledTensor, place: Place) -> tuple[dict[str, Part], dict[str, str]]:
-    """Initializers by name, and what the container makes nodes of."""
-    parts = _inputs(scaled)
+    """Initializers by name, and what the container makes nodes of. Where a graph multiplies by the tensor, blocks lie
+    along what the products sum over, the first axis of what is stored, as runtimes fuse them."""
+    turned = bool(place.product)
+    if place.product == BY_COLUMNS and scaled.layout.axis == -2:  # an upright view of blocks along the outputs
+        scaled, turned = scaled.mT, False
+    parts = _inputs(scaled, whole=turned)
     named = {role: f"{name}_{_ROLES[role]}" for role in parts}
-    shape = scaled.shape
-    blocks = len(parts["scale"].shape) == len(shape) and len(shape) > 1
-    size = -(-shape[-1] // parts["scale"].shape[-1]) if blocks else 0
-    size = getattr(scaled.layout, "block_k", 0) or size if blocks else 0
-    said = {"parts": named, "axis": len(shape) - 1 if blocks else 0, "block_size": size}
+    shape, scale = scaled.shape, parts["scale"].shape
+    last = len(shape) - 1
+    blocks = len(scale) == len(shape) and len(shape) > 1
+    size = getattr(scaled.layout, "block_k", 0) or -(-shape[-1] // scale[-1]) if blocks else 0
+    axis = last if blocks else 0
+    if turned:
+        parts = {
+            role: _turned(one, shape if role == "codes" else scale) for role, one in parts.items() if one.shape
+        } | {role: one for role, one in parts.items() if not one.shape}
+        axis = last - 1 if blocks else last if scale else 0
+    swap = turned and place.product == BY_ROWS
+    said = {"parts": named, "axis": axis, "block_size": size, "swap": swap}
     if "zero_point" in parts:
         said["dims"] = {named["zero_point"]: parts["scale"].shape}  # of which the part's rows may be two together
     return {named[role]: one for role, one in parts.items()}, {name: json.dumps(said)}
@@ -141,7 +161,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 BRIDGE = FileFormat(
     name=NAME,
-    opens_in=("onnx's evaluator",),
+    opens_in=("OpenVINO", "ONNX Runtime"),
     peer="onnx",
     extra=EXTRA,
     recipes=RECIPES,

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from breccia.bridges.common import Array, codes
+from breccia.bridges.contract import BY_COLUMNS
 from breccia.bridges.file_kinds import Container, Output, WeightFile
+from breccia.bridges.onnx.graph import LEAST, Uses, attributes, needed, raised, without_clips
 from breccia.bridges.onnx.nodes import FLOATS, HALVES, PLAIN, Node
 from breccia.bridges.packing import pack_nibbles
 from breccia.bridges.parts import Found
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "ONNX"]
 
 NAME = "onnx"
-_OPSET, _IR = 25, 12  # the first with codes of 4 bits, blocks and scales of E8M0; what they need of the file
 _FIELDS = (2, 3, 4, 5, 6, 7, 8, 14, 20, 25)  # of a model
 _MOST = (1 << 31) - 1  # bytes of a message
 _TYPES = {dtype: kind for kind, dtype in PLAIN.items()} | {kind: kind for kind in HALVES}
@@ -43,17 +44,21 @@ class OnnxFile:
 
         onnx = require("onnx", "onnx")
         self.path, self.file = path, InputFile(path)
+        self._others: dict[str, InputFile] = {}  # with bytes of tensors, by location
+        self._places: dict[str, tuple[InputFile, int]] = {}  # and where in them those of a tensor begin
         try:
             self.proto = onnx.load_model_from_string(self.file.read(0, self.file.size))
             self._tensors = {one.name: self._bytes(one) for one in self.proto.graph.initializer}
             every = {one.name: one for one in self.proto.graph.initializer}
-            self.kinds = {name: onnx.TensorProto.DataType.Name(one.data_type) for name, one in every.items()}
+            self.types = {name: one.data_type for name, one in every.items()}
+            self.kinds = {name: onnx.TensorProto.DataType.Name(kind) for name, kind in self.types.items()}
             self.dims = {name: tuple(one.dims) for name, one in every.items()}
             if not all(isinstance(name, str) for name in every):
                 raise ValueError("names of tensors must be UTF-8")
         except Exception as error:  # of onnx and protobuf, which have none in common
-            self.file.close()
-            raise ValueError(f"{path}: file must be an ONNX model: {' '.join(str(error).split())[:200]}") from error
+            self.close()
+            why = " ".join(str(error).split())[:200] or type(error).__name__  # such as MemoryError
+            raise ValueError(f"{path}: file must be an ONNX model: {why}") from error
         self.metadata: dict[str, str] = {}
         self.left_out: list[str] = []
         del self.proto.graph.initializer[:]
@@ -64,24 +69,45 @@ class OnnxFile:
             wanted = _nbytes(self.kinds[name], shape) if self.kinds[name] in PLAIN else raw.size
             halves = -(-math.prod(self.dims[name]) // 2) if self.kinds[name] in HALVES else raw.size
             if min((*self.dims[name], 0)) < 0 or raw.size != wanted or raw.size != halves:
-                self.file.close()
+                self.close()
                 where = f"{path}: tensor {name[:200]!r}"
                 raise ValueError(f"{where} must have the bytes of its shape {self.dims[name]}, got {raw.size}")
             self.entries[name] = Entry(name, dtype, shape, 0, raw.size)
         self.nodes: dict[str, list[Any]] = {}  # of described tensors, by the model's own names
+        self._uses = Uses(self.proto.graph)
         self._found = self._describe()
 
     def _bytes(self, tensor: Any) -> Array:
-        from onnx import TensorProto, external_data_helper, numpy_helper
+        from onnx import TensorProto, numpy_helper
 
         if tensor.data_location == TensorProto.EXTERNAL:
-            external_data_helper.load_external_data_for_tensor(tensor, str(self.path.parent))
+            return self._external(tensor)
         if tensor.HasField("raw_data"):
             return np.frombuffer(tensor.raw_data, np.uint8)
         array = np.ascontiguousarray(numpy_helper.to_array(tensor))
         if TensorProto.DataType.Name(tensor.data_type) in HALVES:
             return pack_nibbles(codes(array, tensor.name).reshape(-1) & 15)
         return array.reshape(-1).view(np.uint8)
+
+    def _external(self, tensor: Any) -> Array:
+        """A view of the bytes of a tensor that are in a file of their own, which many may share."""
+        from onnx import TensorProto, external_data_helper
+
+        from breccia.checkpoint.files.input_file import InputFile
+
+        said = external_data_helper.ExternalDataInfo(tensor)
+        if said.location not in self._others:
+            none = TensorProto(data_location=TensorProto.EXTERNAL)  # of the bytes: onnx judges the location
+            none.external_data.add(key="location", value=said.location)
+            none.external_data.add(key="length", value="0")
+            external_data_helper.load_external_data_for_tensor(none, str(self.path.parent))
+            self._others[said.location] = InputFile(self.path.parent / said.location)
+        file, start = self._others[said.location], said.offset or 0
+        stop = file.size if said.length is None else start + said.length
+        if not start <= stop <= file.size:
+            raise ValueError(f"tensor {tensor.name!r} must lie in the {file.size} bytes of {said.location!r}")
+        self._places[tensor.name] = file, start
+        return file.view(start, stop)
 
     def _describe(self) -> list[Found]:
         made = {node.output[0]: node for node in self.proto.graph.node if _is_whole(node)}
@@ -92,13 +118,14 @@ class OnnxFile:
             inputs = [node.input[0], *(first or node).input[:2], *node.input[2:3]]
             if output in scales or not all(name in self.entries for name in inputs if name):
                 continue
-            name = output.removesuffix(_SUFFIX)
-            self.nodes[name] = [node] if first is None else [first, node]
-            found.append(self._found_of(name, node, first))
+            swap = self._uses.swap(output)
+            name = output.removesuffix(_SUFFIX) if swap is None else swap.output[0]
+            self.nodes[name] = [one for one in (first, node, swap) if one is not None]
+            found.append(self._found_of(name, node, first, swap is not None))
         return found
 
-    def _found_of(self, name: str, node: Any, first: Any) -> Found:
-        said = {one.name: one.i for one in node.attribute}
+    def _found_of(self, name: str, node: Any, first: Any, swapped: bool) -> Found:
+        said = attributes(node)
         x, zero = node.input[0], node.input[2] if len(node.input) > 2 else ""
         scale = (node if first is None else first).input[1 if first is None else 0]
         parts = {"codes": x, "scale": scale}
@@ -120,6 +147,8 @@ class OnnxFile:
             said.get("block_size", 0),
             bool(zero) and bool(self._tensors[zero].any()),
             first is not None,
+            swapped or self._uses.product(node.output[0]) == BY_COLUMNS,
+            swapped,
         )
         if one.element not in (*HALVES, *PLAIN) or one.scale not in (*FLOATS, *PLAIN):
             raise ValueError(f"{self.path}: tensor {x!r} must be of a type that is read here, got {one.element}")
@@ -129,7 +158,13 @@ class OnnxFile:
             raise ValueError(f"{self.path}: tensor {name!r}: {error}") from None
         recipe, layout = one.form() or (None, None)
         dtype = FLOATS.get(one.scale, "uint8")
-        return Found(name, NAME, one.kind, parts, shape, recipe, layout, dtype, details=one)
+        return Found(name, NAME, one.kind, parts, one.logical, recipe, layout, dtype, details=one)
+
+    def products(self) -> dict[str, str]:
+        """How the graph multiplies by tensors, by the model's own names."""
+        names = [*self.nodes, *(name for name, dims in self.dims.items() if len(dims) > 1)]
+        products = {name: self._uses.product(self.output_of(name)) for name in names}
+        return {name: product for name, product in products.items() if product}
 
     def output_of(self, name: str) -> str:
         """What the graph calls a tensor."""
@@ -143,8 +178,8 @@ class OnnxFile:
             return plain
         from onnx import TensorProto
 
-        node = self.nodes[name][-1]
-        said = next((one.i for one in node.attribute if one.name == "output_dtype" and one.i), 0)
+        node = [one for one in self.nodes[name] if one.op_type == "DequantizeLinear"][-1]
+        said = attributes(node).get("output_dtype", 0)
         scale = self.kinds.get(node.input[1], "FLOAT")
         kind: str = TensorProto.DataType.Name(said) if said else scale if scale in FLOATS else "FLOAT"
         return kind
@@ -155,6 +190,9 @@ class OnnxFile:
 
     def span(self, name: str, start: int, stop: int, mapped: bool) -> Array:
         """See `breccia.bridges.WeightFile`."""
+        if name in self._places and not mapped:
+            file, at = self._places[name]
+            return file.array(at + start, at + stop)
         return self._tensors[name][start:stop]
 
     def release(self, name: str) -> None:
@@ -162,7 +200,8 @@ class OnnxFile:
 
     def close(self) -> None:
         """See `breccia.bridges.WeightFile`."""
-        self.file.close()
+        for file in (self.file, *self._others.values()):
+            file.close()
 
 
 def _is_whole(node: Any) -> bool:
@@ -188,19 +227,23 @@ class _Onnx(Container):
     def open(self, path: Path) -> WeightFile:
         return OnnxFile(path)
 
+    def products(self, files: Sequence[Any]) -> Mapping[str, str]:
+        return files[0].products() if files else {}
+
     def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:
         return "the graph of the ONNX model is left out: its tensors alone are converted"
 
     def writer(self, path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:
         require("onnx", "onnx")
-        return _writer(path, output), []
+        return _writer(path, output)
 
 
 ONNX = _Onnx()
 
 
-def _writer(path: Path, output: Output) -> PlannedWriter:
-    """Lays out the message: the model without tensors, then each of them, whose bytes are a span of the file."""
+def _writer(path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:
+    """Lays out the message: the model without tensors, then each of them, whose bytes are a span of the file. Gives
+    notes, too."""
     from onnx import ModelProto, TensorProto
 
     from breccia.checkpoint.files import disk
@@ -208,7 +251,7 @@ def _writer(path: Path, output: Output) -> PlannedWriter:
 
     source = output.source.files[0]
     source = source if isinstance(source, OnnxFile) else None
-    model = _model(output, source)
+    model, notes = _model(output, source)
     at, gaps, spans = 0, [], {}
     same = set() if source is None else _same(output, source)
     dims_of = {key: dims for said in output.metadata.values() for key, dims in json.loads(said).get("dims", {}).items()}
@@ -243,7 +286,7 @@ def _writer(path: Path, output: Output) -> PlannedWriter:
             super().commit()
 
     moved = {name: (len(begin) + start, len(begin) + stop) for name, (start, stop) in spans.items()}
-    return Writer(path, begin, moved, size, resume=True)
+    return Writer(path, begin, moved, size, resume=True), notes
 
 
 def _is_kept(found: Found, stored: Mapping[str, Any], output: Output) -> bool:
@@ -294,58 +337,66 @@ def _is_cast(name: str, output: Output, source: OnnxFile) -> bool:
     return known and kind in FLOATS and name not in source.kinds and kind != source.type_of(name)
 
 
-def _model(output: Output, source: OnnxFile | None) -> Any:
-    """The model without its tensors."""
-    from onnx import GraphProto, ModelProto, OperatorSetIdProto, TensorProto, helper
+def _model(output: Output, source: OnnxFile | None) -> tuple[Any, list[str]]:
+    """The model without its tensors, and notes on what of it changes."""
+    from onnx import GraphProto, ModelProto, OperatorSetIdProto
 
     model = ModelProto()
-    if source is not None:
-        model.CopyFrom(source.proto)
-        first = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
-        if first < _OPSET and output.metadata:
-            raise ValueError(
-                f"{source.path}: model must be of opset {_OPSET} or more, got {first}: "
-                "onnx.version_converter.convert_version makes one"
-            )
-    else:
+    nodes, opset, weights = _made(output, source, model.graph)
+    if source is None:
         model.producer_name = "breccia"
-        model.opset_import.append(OperatorSetIdProto(domain="", version=_OPSET))
-        model.graph.CopyFrom(GraphProto(name=output.source.path.stem or "weights"))
-    model.ir_version = max(model.ir_version, _IR)
-    nodes = []
+        model.opset_import.append(OperatorSetIdProto(domain="", version=opset))
+        model.graph.MergeFrom(GraphProto(name=output.source.path.stem or "weights", node=nodes))
+        return model, raised(model, opset, {}, output.source.path)
+    model.CopyFrom(source.proto)
+    notes = raised(model, opset, {name: (source.types[name], dims) for name, dims in source.dims.items()}, source.path)
+    anew = {
+        node.output[0]
+        for found, stored in output.tensors
+        if found.name in source.nodes and not _is_kept(found, stored, output)
+        for node in source.nodes[found.name]
+    }
+    inputs = [one for one in model.graph.input if one.name not in source.kinds]
+    others = [node for node in model.graph.node if not (node.output and node.output[0] in anew)]
+    del model.graph.input[:], model.graph.node[:]
+    model.graph.input.extend(inputs)
+    model.graph.node.extend([*nodes, *without_clips(others, weights)])
+    return model, notes
+
+
+def _made(output: Output, source: OnnxFile | None, graph: Any) -> tuple[list[Any], int, dict[str, int]]:
+    """The nodes that make tensors of what is stored, the opset that they need, and the types of what integers are made
+    into, by the graph's names. Without a source what is made is the outputs of the graph."""
+    from onnx import TensorProto, helper
+
+    types = {name: kind for name, (dtype, _) in output.plan.items() if (kind := _TYPES.get(dtype))}
+    nodes, opset, weights = [], LEAST if source is None else 1, {}
     for found, stored in output.tensors:
         name = found.name
         result = name if source is None else source.output_of(name)
         kind = "FLOAT" if source is None else source.type_of(name)
         kind = kind if kind in FLOATS else "FLOAT"
+        to = TensorProto.DataType.Value(kind)
         if name in output.metadata:
-            nodes += _nodes(name, result, kind, json.loads(output.metadata[name]))
+            said = json.loads(output.metadata[name])
+            made = _nodes(name, result, kind, said, types)
+            inputs = [types[one] for one in said["parts"].values()]
+            opset = max(opset, *(needed(inputs, attributes(node)) for node in made))
+            if "INT" in types[said["parts"]["codes"]]:
+                weights[result] = to
+            nodes += made
             if source is None:
-                model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, found.shape))
+                graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, found.shape))
         elif source is not None and name in stored and _is_cast(name, output, source):
-            to = TensorProto.DataType.Value(kind)
             nodes.append(helper.make_node("Cast", [f"{name}_stored"], [result], to=to))
-        elif source is None and name in stored and stored[name][0] in _TYPES:
-            to = TensorProto.DataType.Value(_TYPES[stored[name][0]])
-            model.graph.output.append(helper.make_tensor_value_info(result, to, stored[name][1]))
-    if source is not None:
-        anew = {
-            node.output[0]
-            for found, stored in output.tensors
-            if found.name in source.nodes and not _is_kept(found, stored, output)
-            for node in source.nodes[found.name]
-        }
-        inputs = [one for one in model.graph.input if one.name not in source.kinds]
-        others = [node for node in model.graph.node if not (node.output and node.output[0] in anew)]
-        del model.graph.input[:], model.graph.node[:]
-        model.graph.input.extend(inputs)
-        nodes += others
-    model.graph.node.extend(nodes)
-    return model
+        elif source is None and name in types:
+            to = TensorProto.DataType.Value(types[name])
+            graph.output.append(helper.make_tensor_value_info(result, to, stored[name][1]))
+    return nodes, opset, weights
 
 
-def _nodes(name: str, result: str, kind: str, said: Mapping[str, Any]) -> list[Any]:
-    """The nodes that make a tensor of its parts."""
+def _nodes(name: str, result: str, kind: str, said: Mapping[str, Any], types: Mapping[str, str]) -> list[Any]:
+    """The nodes that make a tensor of its parts, of which types are given by name."""
     from onnx import TensorProto, helper
 
     parts, nodes = said["parts"], []
@@ -354,5 +405,13 @@ def _nodes(name: str, result: str, kind: str, said: Mapping[str, Any]) -> list[A
         nodes.append(helper.make_node("DequantizeLinear", [scale, parts["global_scale"]], [f"{scale}_made"]))
         scale = f"{scale}_made"
     inputs = [parts["codes"], scale, *([parts["zero_point"]] if "zero_point" in parts else [])]
-    more = {"axis": said["axis"], "block_size": said["block_size"], "output_dtype": to}
-    return [*nodes, helper.make_node("DequantizeLinear", inputs, [result], f"{name}_DequantizeLinear", **more)]
+    more = {"axis": said["axis"]}
+    if said["block_size"]:
+        more["block_size"] = said["block_size"]
+    if kind != ("FLOAT" if "global_scale" in parts else types[scale]):
+        more["output_dtype"] = to
+    made = f"{result}_turned" if said["swap"] else result
+    nodes.append(helper.make_node("DequantizeLinear", inputs, [made], f"{name}_DequantizeLinear", **more))
+    if said["swap"]:
+        nodes.append(helper.make_node("Transpose", [made], [result], f"{name}_Transpose", perm=[1, 0]))
+    return nodes

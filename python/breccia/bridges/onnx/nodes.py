@@ -4,13 +4,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from breccia.bridges.common import SCALE_NAMES, Array, as_numpy, codes, float32, made, row_blocks
+from breccia.bridges.common import (
+    SCALE_NAMES,
+    Array,
+    as_numpy,
+    codes,
+    float32,
+    made,
+    row_blocks,
+    turned_shape,
+)
 from breccia.bridges.fp8 import FP8_DTYPES
-from breccia.bridges.packing import unpack_nibbles
+from breccia.bridges.packing import pack_nibbles, unpack_nibbles
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -25,7 +34,7 @@ from breccia.recipes import (
 )
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["FLOATS", "HALVES", "PLAIN", "Node"]
+__all__ = ["FLOATS", "HALVES", "PLAIN", "Node", "swapped_codes"]
 
 # Types of whole bytes, by their names in safetensors; and those of which two share a byte, with a name in `decode`.
 PLAIN = {
@@ -59,6 +68,14 @@ _CODES = {
 }
 
 
+def swapped_codes(raw: Array, shape: tuple[int, ...], halves: bool) -> Array:
+    """Codes of a shape with its last two axes swapped, in row order as bytes; of two that share a byte, ``halves``."""
+    flat = raw.reshape(-1)
+    flat = unpack_nibbles(flat, math.prod(shape)) if halves else flat
+    turned = np.swapaxes(flat.reshape(shape), -1, -2).reshape(-1)
+    return pack_nibbles(turned) if halves else turned
+
+
 @dataclass(frozen=True)
 class Node:
     """A node whose inputs are all stored.
@@ -72,6 +89,8 @@ class Node:
         block: elements of a block; 0 where there are none.
         zeros: whether there are zero points that are not 0.
         two_level: whether scales are codes themselves, with one number for all.
+        by_columns: whether products sum over the matrix's rows: it is the transpose of one that holds a ScaledTensor.
+        swapped: whether the graph transposes it.
     """
 
     element: str
@@ -82,6 +101,26 @@ class Node:
     block: int
     zeros: bool = False
     two_level: bool = False
+    by_columns: bool = False
+    swapped: bool = False
+
+    @property
+    def logical(self) -> tuple[int, ...]:
+        """The shape of the tensor that the graph makes."""
+        return turned_shape(self.shape) if self.swapped else self.shape
+
+    @property
+    def _turned(self) -> Node | None:
+        """The same of the transpose, where scales lie along what products sum over."""
+        last = len(self.shape) - 1
+        along = {last: last - 1, last - 1: last}.get(self.axis)
+        if not self.by_columns or last < 1 or (along is None and not self._of_tensor):
+            return None
+        if not self.swapped and (self._of_tensor or self.axis != (last - 1 if self.block else last)):
+            return None
+        shape, scales = turned_shape(self.shape), self.scale_shape
+        scales = turned_shape(scales) if self.block else scales
+        return replace(self, shape=shape, scale_shape=scales, axis=along or 0, by_columns=False, swapped=False)
 
     @property
     def kind(self) -> str:
@@ -108,6 +147,9 @@ class Node:
 
     def form(self) -> tuple[ScalingRecipe, Layout] | None:
         """Recipe and layout of the ScaledTensor that holds the same numbers; None where there is none."""
+        if (turned := self._turned) is not None:
+            form = turned.form()
+            return form if form is None or self.swapped else (form[0], form[1].T)
         shape, last = self.shape, self.axis == len(self.shape) - 1
         if len(shape) < 2 or 0 in shape or (self.element in HALVES and shape[-1] % 2) or (self.block and not last):
             return None
@@ -162,7 +204,20 @@ class Node:
         ValueError where they do not fit."""
         form = self.form()
         if form is None:
-            return self._values(raw, scale, zero, second)
+            values = self._values(raw, scale, zero, second)
+            return np.swapaxes(values, -1, -2) if self.swapped else values
+        if (turned := self._turned) is not None:
+            raw = swapped_codes(codes(raw, "x"), self.shape, self.element in HALVES)
+            if self.block:
+                scale = np.swapaxes(scale.reshape(self.scale_shape), -1, -2)
+                zero = (
+                    zero
+                    if zero is None
+                    else swapped_codes(codes(zero, "x_zero_point"), self.scale_shape, self.element in HALVES)
+                )
+            upright = turned.tensor(raw, np.ascontiguousarray(scale), zero, second)
+            assert isinstance(upright, ScaledTensor)
+            return upright if self.swapped else upright.mT
         recipe, layout = form
         shape = layout.scale_shape(self.shape)
         if self.element in HALVES:

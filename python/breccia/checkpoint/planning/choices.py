@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from breccia import bridges, recipes
-from breccia.bridges.contract import Kind, Place
+from breccia.bridges.common import turned_shape
+from breccia.bridges.contract import BY_COLUMNS, Kind, Place
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, ghost
 from breccia.bridges.written import same_grid
@@ -25,11 +26,11 @@ from breccia.checkpoint.reading.models import (
     is_stored_turned,
     is_turned,
     is_written_turned,
-    turned_shape,
 )
 from breccia.checkpoint.reading.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.form import axis_of
 
 __all__ = [
     "LEFT",
@@ -42,6 +43,7 @@ __all__ = [
     "stored_bytes",
     "target_parts",
     "unread_embedding",
+    "upright",
     "wanted",
 ]
 
@@ -91,8 +93,10 @@ EXCLUDED = (
 )
 _EXCLUDED = re.compile("|".join(map(translate, EXCLUDED)))
 QUANTIZED = ("repack", "requantize", "cast", "encode", "keep", "same")  # actions that write codes
+_SCALES = {"F16": "fp16", "BF16": "bf16"}
 _GROUP_SIZES = (128, 64, 32)  # that programs have kernels for
-_IN_GROUPS = recipes.INT4Scaling, recipes.INT8Scaling, recipes.Float8ExpandedScaling, recipes.INT8ExpandedScaling
+_INTEGERS = recipes.INT4Scaling, recipes.INT8Scaling
+_IN_GROUPS = *_INTEGERS, recipes.Float8ExpandedScaling, recipes.INT8ExpandedScaling
 LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
 
 
@@ -133,6 +137,18 @@ def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return -(-math.prod(shape) // block) * nbytes
 
 
+def upright(found: Found, target: Target) -> Found:
+    """A weight by which a graph multiplies from the right, or the transposed view that one is read as, with its outputs
+    first, as recipes and other formats have them; others as they are."""
+    by_columns = target.products.get(found.name) == BY_COLUMNS and len(found.shape) > 1
+    if not by_columns and (found.layout is None or axis_of(found.layout) == -1):
+        return found
+    layout = None if found.layout is None else found.layout.T
+    return dataclasses.replace(
+        found, shape=turned_shape(found.shape), layout=layout, origin=dataclasses.replace(found.origin, turned=True)
+    )
+
+
 def largest_group(columns: int, most: int) -> int | None:
     """The largest size of groups that readers know, up to ``most``, that divides the columns."""
     return next((size for size in _GROUP_SIZES if size <= most and columns % size == 0), None)
@@ -146,7 +162,8 @@ def wanted(found: Found, target: Target) -> bool:
         return False
     if not (target.include or target.named) and _EXCLUDED.match(found.name.lower()):
         return False
-    return is_layers_weight(found.name, found.shape) and min(found.shape[-2:]) >= 16
+    known = is_layers_weight(found.name, found.shape) or found.name in target.products  # whatever its name
+    return known and min(found.shape[-2:]) >= 16
 
 
 def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
@@ -164,6 +181,9 @@ def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
         return dataclasses.replace(recipe, two_level=False, global_scale_form="multiplier")
     if target.group_size == AUTO:
         recipe = _of_largest_groups(recipe, found.shape[-1])
+    if target.products.get(found.name) and found.dtype in _SCALES and isinstance(recipe, _INTEGERS):
+        # Runtimes fuse a product whose scales have the type of its inputs.
+        recipe = dataclasses.replace(recipe, scale_dtype=_SCALES[found.dtype])
     return recipe
 
 
@@ -348,6 +368,7 @@ def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> 
     """Values as the model's float checkpoints keep them."""
     # A kind of file without config.json, which would say it, has outputs first.
     turned = is_written_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
+    turned = turned or (found.format != "plain" and found.origin.turned)
     shape = turned_shape(found.shape) if turned else found.shape
     return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
 
@@ -362,7 +383,7 @@ def _copy(found: Found, target: Target) -> Choice:
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)
     metadata = target.bridge.plain_metadata(name)
-    if found.origin.turned and target.bridge.container.whole:
+    if found.origin.turned and target.bridge.container.whole and found.name not in target.products:
         return Choice(found, "float", {name: (found.dtype, found.shape)})
     shape = turned_shape(found.shape) if found.origin.turned else found.shape
     return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
@@ -403,10 +424,11 @@ def target_parts(
     """Stored tensors by full name, and entries of the header's metadata. Raises ValueError where the format has no
     place for such a tensor."""
     bridge, module = target.bridge, name.removesuffix(".weight")
+    place = Place(False, target.model, target.spell, product=target.products.get(name, ""))
     if not isinstance(scaled, ScaledTensor):
-        return bridge.stored(name, scaled, Place(False, target.model, target.spell))
+        return bridge.stored(name, scaled, place)
     inputs = bridge.input_scales and module in target.inputs
     inputs = inputs and bridge.input_scale(scaled.recipe, {}) is not None
     said = target.inputs_of(module, scaled.recipe)
     said = said if inputs or said is None or said.when == "dynamic" else None
-    return bridge.stored(name, scaled, Place(inputs, target.model, target.spell, said))
+    return bridge.stored(name, scaled, dataclasses.replace(place, inputs=inputs, activations=said))

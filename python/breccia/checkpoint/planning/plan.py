@@ -16,7 +16,7 @@ from breccia.bridges.file_kinds import Container
 from breccia.bridges.parts import Found
 from breccia.checkpoint.planning import notes
 from breccia.checkpoint.planning.activations import Activations
-from breccia.checkpoint.planning.choices import QUANTIZED, Choice, choose
+from breccia.checkpoint.planning.choices import QUANTIZED, Choice, choose, upright
 from breccia.checkpoint.planning.effects import without_effect
 from breccia.checkpoint.planning.model_config import Config, changed_meaning, config_of, made_anew
 from breccia.checkpoint.planning.name_patterns import check_effects, check_names
@@ -181,7 +181,10 @@ class Planner:
         self.notes += said
         alone, inputs = bool(self._quantized), self.activations.inputs
         source = checkpoint.scheme_or_none if alone or inputs else None
-        return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs, source=source)
+        container = checkpoint.container  # whose graph stays
+        products = container.products(checkpoint.files) if container is target.bridge.container else {}
+        target = dataclasses.replace(target, left_alone=alone, model=checkpoint.config, products=products)
+        return dataclasses.replace(target, inputs=inputs, source=source)
 
     def _add_activations(self) -> None:
         """What becomes of scales of activations, each behind its weight; the target is told which are written."""
@@ -228,7 +231,7 @@ class Planner:
     def _choose(self, found: Found, target: Target) -> Choice:
         with naming(self.checkpoint.path, found.name):
             target = target.of(found)
-            return self._as_stored(found, target) or choose(found, target)
+            return self._as_stored(found, target) or choose(upright(found, target), target)
 
     def _check_patterns(self, found: list[Found]) -> None:
         check_effects(found, self.target, self._choose)

@@ -47,9 +47,10 @@ class Target:
     format has that no recipe makes. ``with_inputs`` takes its place for modules with a scale of their activations.
     ``group_size`` is the one that was asked for. ``importance`` is that of columns. ``asked`` is what a scheme asks
     of layers, see `of`; ``named`` says that it means a tensor by itself. ``source`` is the source's own scheme.
-    ``together`` has a module for each of those that are written as one, by the name of this one. ``feedback`` is
-    given where weights are rounded by GPTQ. ``bare`` says that the format was named without a recipe, ``options`` are
-    for recipes of rules. ``device`` rounds weights.
+    ``together`` has a module for each of those that are written as one, by the name of this one. ``products`` says how
+    the graph of the output multiplies by tensors, see `Place`. ``feedback`` is given where weights are rounded by GPTQ.
+    ``bare`` says that the format was named without a recipe, ``options`` are for recipes of rules. ``device`` rounds
+    weights.
     """
 
     spelled: str
@@ -76,6 +77,7 @@ class Target:
     options: Mapping[str, Any] = field(default_factory=dict)
     source: ModelScheme | None = field(default=None, repr=False)
     together: Mapping[str, str] = field(default_factory=dict, repr=False)
+    products: Mapping[str, str] = field(default_factory=dict, repr=False)
     device: Device = field(default=Device(), repr=False)
 
     def of(self, found: Found) -> Target:

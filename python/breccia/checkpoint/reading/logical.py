@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
-from breccia.bridges.common import Array
+from breccia.bridges.common import Array, turned_shape
 from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
 from breccia.checkpoint.reading.halves import ExpertsApart, Names, wholes
-from breccia.checkpoint.reading.models import is_stored_turned, models_name, turned_shape, turns
+from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
 
 __all__ = ["AS_NUMBERS", "Batch", "Logical", "Plain", "Said", "casts", "in_order", "spelled"]
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from breccia.bridges.common import turned_shape
+
 __all__ = [
     "is_embedding",
     "is_layers_weight",
@@ -19,7 +21,6 @@ __all__ = [
     "other_names",
     "tied",
     "tied_heads",
-    "turned_shape",
     "turns",
 ]
 
@@ -136,11 +137,6 @@ def is_written_turned(name: str, shape: tuple[int, ...], config: Mapping[str, An
     """Whether a tensor with outputs first is written to a float checkpoint with inputs before outputs. Where a model's
     files have either order, programs take a square matrix as it is."""
     return is_stored_turned(name, turned_shape(shape), config)
-
-
-def turned_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """With the last two axes, where there are two, in the other order."""
-    return (*shape[:-2], *shape[:-3:-1])
 
 
 def _places(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

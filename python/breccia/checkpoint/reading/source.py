@@ -237,6 +237,9 @@ class Checkpoint:
                 return np.swapaxes(array, -1, -2) if origin.turned else array
             parts = {role: self._one(found, name) for role, name in found.parts.items()}
             tensor = assemble(found, parts)
+            if origin.turned:
+                assert not isinstance(tensor, OutsideTensor)
+                tensor = tensor.mT if isinstance(tensor, ScaledTensor) else np.swapaxes(tensor, -1, -2)
             return self._by_columns(tensor, self.array(origin.factor)) if origin.factor else tensor
 
     def _of_two(self, found: Found, cut: Cut) -> ScaledTensor | np.ndarray[Any, Any]:

@@ -30,7 +30,8 @@ _STEP = 128  # rows: whole bytes, words and tiles of every format
 
 def repack(scaled: ScaledTensor | OutsideTensor, choice: Choice, target: Target, sink: Sink) -> None:
     """Write a quantized tensor."""
-    runs = [] if isinstance(scaled, OutsideTensor) else list(_runs(scaled))
+    turned = choice.found.name in target.products  # not stored by its rows
+    runs = [] if turned or isinstance(scaled, OutsideTensor) else list(_runs(scaled))
     if len(runs) < 2:
         parts, _ = target_parts(target, choice.found.name, scaled)
         for name, part in parts.items():

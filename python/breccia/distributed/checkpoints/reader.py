@@ -21,9 +21,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
+from breccia.bridges.common import turned_shape
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.dtypes import torch_dtype
-from breccia.checkpoint.reading.models import is_written_turned, tied, turned_shape
+from breccia.checkpoint.reading.models import is_written_turned, tied
 from breccia.checkpoint.reading.rows import rows_of, stored_shape, together
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.distributed.checkpoints.taking import bytes_of_part, floats_of
