@@ -62,7 +62,7 @@ def _run(argv: Sequence[str] | None) -> int:
 def _parser(with_demo: bool) -> argparse.ArgumentParser:
     parser = Parser(
         prog="breccia",
-        description="Block-scaled low-precision tensors and checkpoints.",
+        description="Convert, check and improve quantized checkpoints.",
         epilog="Start with 'breccia demo' or 'breccia inspect PATH'; 'breccia COMMAND --help' has examples.",
     )
     parser.add_argument("--version", action="version", version=f"breccia {__version__}")
@@ -91,31 +91,39 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument("--include", action="append", default=[], metavar="PATTERN", help="quantize only these names")
     convert.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
     convert.add_argument(
-        "--scale-search", type=str.lower, choices=["amax", "mse"], help="mse searches scales of least error"
+        "--scale-search",
+        type=str.lower,
+        choices=["amax", "mse"],
+        help="how scales are chosen; mse searches for the least squared error",
     )
     convert.add_argument(
         "--group-size",
         "--block-size",
         type=_group_size,
         metavar="N|auto",
-        help="elements per scale of recipes with groups",
+        help="elements that share a scale, for recipes with groups",
     )
-    convert.add_argument("--scheme", metavar="FILE", help="rules of layers, a TOML file: docs/schemes.md has the form")
+    convert.add_argument(
+        "--scheme", metavar="FILE", help="TOML file with a rule for each kind of layer (see docs/schemes.md)"
+    )
     convert.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="RULE",
-        help="a rule before those of --scheme: 'PATTERN=RECIPE', 'PATTERN=RECIPE,inputs=dynamic|static|local|none'",
+        help="one rule, which goes before those of --scheme: 'PATTERN=RECIPE' or "
+        "'PATTERN=RECIPE,inputs=dynamic|static|local|none'",
     )
-    convert.add_argument("--kv", type=str.lower, metavar="WORD", help="the KV cache: fp8, int8 or none")
+    convert.add_argument(
+        "--kv", type=str.lower, metavar="WORD", help="how the KV cache is quantized: fp8, int8 or none"
+    )
     convert.add_argument(
         "--activations",
         type=str.lower,
         choices=["dynamic", "static", "local", "none"],
-        help="inputs of layers of which no rule says it",
+        help="how inputs of layers are quantized where no rule says so",
     )
-    convert.add_argument("--amax", metavar="FILE", help="moments of calibrate, for static scales of inputs")
+    convert.add_argument("--amax", metavar="FILE", help="file of breccia calibrate, for static scales of inputs")
     add_rounding(convert)
     add_device(convert, "weights are rounded")
     add_common(convert, force=_FORCE, threads=True)
@@ -123,13 +131,17 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     pieces.add_argument("--part", type=part, metavar="I/N", help="convert only the I-th of N parts, on any machine")
     pieces.add_argument("--finish", action="store_true", help="put the parts together when all are there")
     convert.add_argument(
-        "--dry-run", action="store_true", help="print the plan and the sizes; compares several: --to nvfp4,int4"
+        "--dry-run",
+        action="store_true",
+        help="print the plan and the sizes and write nothing; --to nvfp4,int4 compares several targets",
     )
-    convert.add_argument("--strict", action="store_true", help="refuse what would be noted as lost or changed")
+    convert.add_argument(
+        "--strict", action="store_true", help="stop with an error if anything would be lost or changed"
+    )
     convert.add_argument(
         "--no-checksums",
         action="store_true",
-        help="keep no checksums of what is read and written; with --finish, look at none",
+        help="compute no checksums; with --finish, check none",
     )
     _add_unmarked(convert)
 
@@ -141,69 +153,82 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "breccia merge-lora model-nvfp4/ adapter/ merged/",
     )
     merge.add_argument(
-        "base", metavar="BASE", help="safetensors file, directory of shards, quantized or not, or GGUF file"
+        "base", metavar="BASE", help="safetensors file, directory of shards, or GGUF file; quantized or not"
     )
     merge.add_argument(
-        "adapter", metavar="ADAPTER", help="PEFT's folder, or a GGUF file of llama.cpp's convert_lora_to_gguf.py"
+        "adapter", metavar="ADAPTER", help="folder that PEFT saved, or GGUF file of llama.cpp's convert_lora_to_gguf.py"
     )
     merge.add_argument("destination", metavar="OUT", help="file or directory to make")
     merge.add_argument(
         "--rounding",
         type=str.lower,
         choices=["nearest", "stochastic", "feedback"],
-        help="of quantized weights: by chance, or with later columns making good what one loses (default: nearest)",
+        help="how quantized weights are rounded: to the nearest code, at random in proportion, or so that later "
+        "columns correct the error of earlier ones (default: nearest)",
     )
-    drawn = "of --rounding stochastic or feedback (default: 0); alone it asks for stochastic"
+    drawn = "seed of --rounding stochastic or feedback (default: 0); without --rounding it means stochastic"
     merge.add_argument("--seed", type=whole, metavar="N", help=drawn)
     merge.add_argument("--stochastic", type=whole, metavar="SEED", help="the same as --rounding stochastic --seed SEED")
-    merge.add_argument("--moments", metavar="FILE", help="of --rounding feedback: moments, of calibrate")
+    merge.add_argument("--moments", metavar="FILE", help="file of breccia calibrate, for --rounding feedback")
     add_device(merge, "weights are quantized again")
-    merge.add_argument("--strict", action="store_true", help="refuse what would be noted as lost")
+    merge.add_argument("--strict", action="store_true", help="stop with an error if anything would be lost")
     add_common(merge, force=_FORCE, threads=True)
 
     inspect = _command(
         commands,
         "inspect",
         _inspect,
-        "what a checkpoint holds, from its headers",
+        "show what a checkpoint holds; reads its headers alone",
         "breccia inspect model/ --summary",
     )
     inspect.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
-    inspect.add_argument("--summary", action="store_true", help="totals and findings only")
-    inspect.add_argument("--scheme", action="store_true", help="what weights, inputs and the KV cache are, by role")
-    inspect.add_argument("--toml", action="store_true", help="the scheme as a file that convert --scheme takes")
-    inspect.add_argument("--all", action="store_true", help="a line for every tensor; layers that are alike stay apart")
+    inspect.add_argument("--summary", action="store_true", help="print totals and findings only")
+    inspect.add_argument(
+        "--scheme", action="store_true", help="print what weights, inputs and the KV cache are quantized to"
+    )
+    inspect.add_argument("--toml", action="store_true", help="print the scheme as a TOML file for convert --scheme")
+    inspect.add_argument(
+        "--all", action="store_true", help="print a line for every tensor instead of one for similar layers"
+    )
 
     verify = _command(
         commands,
         "verify",
         _verify,
-        "compare a checkpoint with its reference, or look whether it is whole",
+        "compare a checkpoint with its reference, or check that it is whole",
         "breccia verify model/ model-nvfp4/ --min-sqnr 18",
         "breccia verify --complete model-nvfp4/",
     )
-    verify.add_argument("a", metavar="A", help="the reference; with --complete, the checkpoint to judge")
-    verify.add_argument("b", metavar="B", nargs="?", help="the checkpoint to judge")
-    verify.add_argument("--complete", action="store_true", help="every tensor is there, every scale is a number")
+    verify.add_argument("a", metavar="A", help="the reference; with --complete, the checkpoint to check")
+    verify.add_argument("b", metavar="B", nargs="?", help="the checkpoint to check against it")
+    verify.add_argument(
+        "--complete",
+        action="store_true",
+        help="check one checkpoint by itself: every tensor is there, every scale is a number",
+    )
     verify.add_argument(
         "--min-sqnr",
         type=number,
         metavar="DB",
-        help="a tensor below fails (default: 3 dB a bit of its format, 12 dB of plain floats)",
+        help="lowest SQNR that passes (default: 3 dB per bit of a tensor's format, 12 dB for floats)",
     )
     verify.add_argument(
-        "--adapter", metavar="ADAPTER", help="a LoRA adapter that was merged into A to make B: how much of it is there"
+        "--adapter",
+        metavar="ADAPTER",
+        help="LoRA adapter that was merged into A to make B: measure how much of it B has",
     )
-    verify.add_argument("--moments", metavar="FILE", help="moments of A, of calibrate: how wrong layers' outputs are")
+    verify.add_argument(
+        "--moments", metavar="FILE", help="file of breccia calibrate for A: measure the error of layers' outputs, too"
+    )
     _add_unmarked(verify)
-    verify.add_argument("--all", action="store_true", help="list equal tensors too")
+    verify.add_argument("--all", action="store_true", help="list equal tensors, too")
     add_common(verify)
 
     calibrate = _command(
         commands,
         "calibrate",
         _shown(text_commands.calibrate),
-        "measure on text what goes into a model's linear layers",
+        "record the inputs of a model's linear layers over text",
         "breccia calibrate model/ --text a.txt b.txt --out moments.safetensors",
         "breccia calibrate model/ --text a.txt --memory 8GiB --out m.safetensors",
     )
@@ -212,7 +237,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         commands,
         "plan-bits",
         _shown(plan_bits.plan_bits),
-        "choose a format for each layer, by moments, at so many bits a weight",
+        "choose a format for each layer within a budget of bits per weight",
         "breccia plan-bits model/ --moments m.safetensors --bits 4.8 --out plan.toml",
     )
     plan_bits.add_plan_bits(planned)
@@ -220,7 +245,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         commands,
         "evaluate",
         _shown(text_commands.evaluate),
-        "perplexity, divergence and same top tokens of a checkpoint, on text",
+        "measure on text how far a checkpoint's predictions are from the reference's",
         "breccia evaluate model/ model-nvfp4/ --text held-out.txt --tokens 8192",
     )
     text_commands.add_evaluate(evaluate)
@@ -238,13 +263,13 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "--out", metavar="FILE", default="breccia.html", help=".html, .svg or .png (default: %(default)s)"
     )
     plot.add_argument(
-        "--top", type=count, metavar="N", help="only the N tensors of the largest error (default: 200 at most)"
+        "--top", type=count, metavar="N", help="show only the N tensors with the largest errors (default: at most 200)"
     )
     add_common(plot, force="replace the picture that is there")
 
-    _command(commands, "doctor", _shown(_doctor), "what runs here, and what to install for the rest")
+    _command(commands, "doctor", _shown(_doctor), "show what runs on this machine and what to install for the rest")
 
-    demo = _command(commands, "demo", _demo, "what every recipe costs and keeps on real weights")
+    demo = _command(commands, "demo", _demo, "compare bits and errors of every recipe on one set of weights")
     if with_demo:  # its module is imported only then
         from breccia.cli import demo as demo_module
 
@@ -257,7 +282,7 @@ def _add_unmarked(parser: argparse.ArgumentParser) -> None:
         "--unmarked",
         type=str.lower,
         choices=["comfyui", "modelopt"],
-        help="whose order block scales have in a file that does not say it",
+        help="which program wrote IN, where the file does not say in which order block scales are stored",
     )
 
 

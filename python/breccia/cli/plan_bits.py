@@ -18,17 +18,19 @@ __all__ = ["add_plan_bits", "plan_bits"]
 def add_plan_bits(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("source", metavar="MODEL", help="safetensors file, directory of shards, or GGUF file")
-    parser.add_argument("--moments", metavar="FILE", required=True, help="moments of MODEL, of calibrate")
-    parser.add_argument("--bits", type=number, metavar="B", required=True, help="most bits a weight, on average")
+    parser.add_argument("--moments", metavar="FILE", required=True, help="file of breccia calibrate for MODEL")
+    parser.add_argument(
+        "--bits", type=number, metavar="B", required=True, help="bits per weight, on average, that the plan may use"
+    )
     parser.add_argument(
         "--formats",
         default="nvfp4,fp8,bf16",
         metavar="NAMES",
-        help="recipes to choose among, and bf16 for layers that stay as they are (default: %(default)s)",
+        help="recipes to choose from; bf16 means that a layer stays as it is (default: %(default)s)",
     )
     parser.add_argument("--include", action="append", default=[], metavar="PATTERN", help="plan only these names")
     parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
-    parser.add_argument("--out", metavar="FILE", help="scheme to write in TOML (default: it is printed)")
+    parser.add_argument("--out", metavar="FILE", help="TOML file to write the scheme to (default: print it)")
     add_common(parser, force="replace FILE when the new one is complete")
 
 

@@ -17,20 +17,28 @@ _OPTIONS = ("imatrix", "moments", "method", "order", "damp")
 def add_rounding(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument(
-        "--imatrix", metavar="FILE", help="what errors of columns count: llama.cpp's imatrix, or moments"
+        "--imatrix",
+        metavar="FILE",
+        help="importance of each column: an imatrix of llama.cpp, or a file of breccia calibrate",
     )
-    parser.add_argument("--moments", metavar="FILE", help="moments, of calibrate: their diagonals are an importance")
+    parser.add_argument(
+        "--moments", metavar="FILE", help="file of breccia calibrate, for better scales and for --method gptq"
+    )
     parser.add_argument(
         "--method",
         type=str.lower,
         choices=["nearest", "gptq"],
         default="nearest",
-        help="gptq makes good in later columns what rounding one loses, by --moments (default: %(default)s)",
+        help="how weights are rounded; gptq corrects in later columns the error of earlier ones, and needs --moments "
+        "(default: %(default)s)",
     )
     parser.add_argument(
-        "--order", type=str.lower, choices=["act", "natural"], help="of gptq: columns by activity (default: act)"
+        "--order",
+        type=str.lower,
+        choices=["act", "natural"],
+        help="order of columns for gptq; act takes those with the largest inputs first (default: act)",
     )
-    damping = f"of gptq: added to the diagonal (default: {_core.GPTQ_DAMP:g})"
+    damping = f"damping of gptq, as a share of the mean diagonal (default: {_core.GPTQ_DAMP:g})"
     parser.add_argument("--damp", type=number, metavar="SHARE", help=damping)
 
 

@@ -18,28 +18,42 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``breccia calibrate``."""
     parser.add_argument("model", metavar="MODEL", help="a model's folder with its tokenizer, as transformers has them")
     _add_text(parser)
-    parser.add_argument("--out", metavar="FILE", required=True, help="safetensors file of moments to make")
+    parser.add_argument("--out", metavar="FILE", required=True, help="safetensors file to write")
     parser.add_argument(
         "--level",
         type=str.lower,
         choices=["diag", "block", "full"],
         default="full",
-        help="the most to keep (default: %(default)s)",
+        help="what to record of each input: squares of columns, products within blocks of columns, or all products "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--memory", type=size, metavar="BYTES", help="for all sums, as 8GiB (default: no bound)")
-    parser.add_argument("--block", type=count, default=16, metavar="N", help="columns in a run (default: %(default)s)")
-    parser.add_argument("--dtype", default="auto", help="the model's type (default: that of its files)")
+    parser.add_argument(
+        "--memory", type=size, metavar="BYTES", help="bound of memory for all sums, such as 8GiB (default: none)"
+    )
+    parser.add_argument(
+        "--block",
+        type=count,
+        default=16,
+        metavar="N",
+        help="columns of a block, for --level block (default: %(default)s)",
+    )
+    parser.add_argument("--dtype", default="auto", help="dtype in which the model runs (default: that of its files)")
     add_common(parser, force="replace FILE when the new one is complete")
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``breccia evaluate``."""
     parser.add_argument("reference", metavar="REF", help="the reference: a model's folder with its tokenizer")
-    parser.add_argument("checkpoint", metavar="OUT", help="what to judge: a checkpoint of any format, of that model")
+    parser.add_argument("checkpoint", metavar="OUT", help="the checkpoint to judge, in any format")
     _add_text(parser)
-    parser.add_argument("--top-k", type=count, metavar="K", help="keep K logits of each prediction (default: all)")
-    parser.add_argument("--dtype", default="float32", help="what both compute in (default: %(default)s)")
-    parser.add_argument("--scratch", metavar="DIR", help="folder for the reference's logits while this runs")
+    parser.add_argument(
+        "--top-k",
+        type=count,
+        metavar="K",
+        help="keep only the K largest logits of each prediction, which saves disk (default: all)",
+    )
+    parser.add_argument("--dtype", default="float32", help="dtype in which both models run (default: %(default)s)")
+    parser.add_argument("--scratch", metavar="DIR", help="folder for temporary files (the reference's logits)")
     add_common(parser)
 
 
@@ -49,10 +63,10 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         type=count,
         metavar="N",
-        help="how many tokens to take, rounded up to a row (default: all of the text)",
+        help="how many tokens to use, rounded up to whole rows (default: all of the text)",
     )
-    parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens in a row (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="where models run, as torch spells it (default: %(default)s)")
+    parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a row (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="torch device on which models run (default: %(default)s)")
 
 
 def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
