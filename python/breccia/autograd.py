@@ -227,7 +227,7 @@ class _Factor:
         """Padded with zeros along the contracted axis to a multiple of ``width``."""
         framework = frameworks.of(self.array)
         short = -self.array.shape[-1] % width
-        array = framework.namespace.pad(self.array, 0, short) if short else self.array
+        array = self.array if framework.namespace.is_zero(short) else framework.namespace.pad(self.array, 0, short)
         if isinstance(self.recipe, DelayedScaling) and self.history is not None:
             return framework.cast_scaled(array, self.recipe, self.history.scale, self.options)
         if self.options.is_default:

@@ -53,6 +53,13 @@ class Torch(Namespace):
     def pad(self, x: Any, rows: int, cols: int) -> Any:
         return torch.nn.functional.pad(x, (0, cols, 0, rows))
 
+    def is_zero(self, count: Any) -> bool:
+        if not torch.compiler.is_compiling():
+            return bool(count == 0)
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes a second to import
+
+        return bool(statically_known_true(count == 0))
+
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         if parts[0].itemsize == 1:  # torch joins bytes, but not codes of every format
             return torch.cat([part.view(torch.uint8) for part in parts], axis).view(parts[0].dtype)

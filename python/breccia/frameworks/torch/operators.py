@@ -64,12 +64,11 @@ def _cast_cuda(x: Any, recipe: str) -> list[Any]:
 
 def _cast_fake(x: Any, recipe: str) -> list[Any]:
     parts = output_parts(list(x.shape), recipe)
-    if x.is_cuda and triton.TRITON_AVAILABLE:
+    if x.is_cuda and triton.TRITON_AVAILABLE and parts[1] is not None:
         from breccia.kernels.triton import ops
 
-        strides = ops.scale_strides(list(x.shape), recipe_of(recipe))
-        if strides is not None and parts[1] is not None:
-            parts[1] = (parts[1][0], strides, parts[1][2])
+        strides = ops.scale_strides(list(parts[1][0]), recipe_of(recipe))
+        parts[1] = parts[1] if strides is None else (parts[1][0], strides, parts[1][2])
     return empty(parts, x.device)
 
 

@@ -15,6 +15,7 @@ from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import Form, cast_form
+from breccia.value.slicing import block_along
 from breccia.verbs.cast_options import CastOptions
 
 NAMESPACE = Torch(torch)
@@ -87,7 +88,7 @@ _Parts = list[tuple[Any, Any, torch.dtype] | None]
 def output_parts(shape: Any, key: str) -> _Parts:
     recipe = recipe_of(key)
     spec = _spec(recipe)
-    plan: Any = _core.plan_cast(shape, spec)
+    plan = _plan(shape, recipe)
     fmt = recipes.scale_format(recipe)
     dtypes = (
         data_dtype(spec.element),
@@ -99,6 +100,25 @@ def output_parts(shape: Any, key: str) -> _Parts:
         None if part is None or dtype is None else (part[0], torch.empty(part[0], device="meta").stride(), dtype)
         for part, dtype in zip(plan.values(), dtypes, strict=True)
     ]
+
+
+def _plan(shape: Any, recipe: ScalingRecipe) -> Any:
+    """What the core says of a cast: (shape, dtype) of each part. Extents that a compiler leaves open stay so: the core
+    is asked about a number of blocks in place of each, and every part has as many, or one element for so many."""
+    known = [n if type(n) is int else None for n in shape]
+    if None not in known:
+        return _core.plan_cast(shape, _spec(recipe))
+    asked = [4 * block_along(recipe.layout, True, i - len(known)) if n is None else n for i, n in enumerate(known)]
+    plan: Any = _core.plan_cast(asked, _spec(recipe))
+
+    def opened(part: Any) -> Any:
+        extents = [
+            n if known[i] is not None or n == 1 else (shape[i] + asked[i] // n - 1) // (asked[i] // n)
+            for i, n in enumerate(part[0])
+        ]
+        return extents, part[1]
+
+    return {name: None if part is None else opened(part) for name, part in plan.items()}
 
 
 @functools.lru_cache(maxsize=1024)

@@ -96,11 +96,10 @@ def _along_rows(plan: recipes.Plan) -> bool:
     return plan.kind == "block" and along_rows(plan.element, plan.block, plan.rule, plan.scale_dtype)
 
 
-def scale_strides(shape: list[int], recipe: Any) -> tuple[int, ...] | None:
-    """Strides of the scales that `cast` makes of a tensor of that shape; None where they are contiguous."""
-    if 0 in shape or not _along_rows(recipes.plan(recipe)):
+def scale_strides(scale: list[int], recipe: Any) -> tuple[int, ...] | None:
+    """Strides of the scales of that shape that `cast` makes; None where they are contiguous."""
+    if 0 in scale or not _along_rows(recipes.plan(recipe)):
         return None
-    scale = list(_core.plan_cast(shape, _spec(recipe))["scale"][0])
     rows = math.prod(scale[:-1])
     return tuple(empty_along_rows(rows, scale[-1], "meta").reshape(scale).stride())
 
