@@ -83,7 +83,7 @@ def test_folders_of_a_sentence_model_come_along(tmp_path: Path) -> None:
     convert(source, tmp_path / "out", "mxfp8")
     there = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
     kept = set(files) - {"onnx/model.onnx", ".git/config"}
-    assert there == kept | {"model.safetensors", "config.json", "tokenizer.json"}
+    assert there == kept | {"model.safetensors", "config.json", "tokenizer.json", "breccia.json"}
 
 
 def test_a_model_without_a_place_in_the_format_stays_and_is_told(minilm: Path, tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         action="store_true",
         help="compute no checksums; with --finish, check none",
     )
+    convert.add_argument("--manifest", action="store_true", help="SHA-256 of every tensor too, in breccia.json")
     _add_unmarked(convert)
 
     merge = _command(
@@ -221,6 +222,11 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "--moments", metavar="FILE", help="file of breccia calibrate for A: measure the error of layers' outputs, too"
     )
     _add_unmarked(verify)
+    verify.add_argument(
+        "--rederive", action="store_true", help="convert A again as breccia.json of B says, and compare"
+    )
+    verify.add_argument("--data", action="append", default=[], metavar="FILE", help="with --rederive: what B was given")
+    verify.add_argument("--in-toto", action="store_true", help="with --rederive: print a statement of provenance")
     verify.add_argument("--all", action="store_true", help="list equal tensors, too")
     add_common(verify)
 
@@ -338,9 +344,24 @@ def _verify(args: argparse.Namespace) -> int:
         return _complete(args)
     if args.b is None:
         raise ValueError("B must be given: the checkpoint to compare with A")
+    if args.rederive:
+        return _rederive(args)
+    if args.data or args.in_toto:
+        raise ValueError(f"--{'data' if args.data else 'in-toto'} must be left out without --rederive")
     options = {"min_sqnr_db": args.min_sqnr, "adapter": args.adapter, "moments": args.moments}
     report = verify(args.a, args.b, progress=progress_of(args), unmarked=args.unmarked, **options)
     show(args, report, "" if args.json else render(report, args.all))
+    return 0 if report["ok"] else 1
+
+
+def _rederive(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.judging import rederive
+
+    report = rederive.rederive(args.a, args.b, data=args.data, progress=progress_of(args))
+    if args.in_toto and report["ok"]:
+        print(json.dumps(rederive.statement(report), indent=2))
+    else:
+        show(args, report, "\n".join(rederive.render(report)))
     return 0 if report["ok"] else 1
 
 

@@ -42,6 +42,8 @@ def convert(args: argparse.Namespace) -> int:
         raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
     if args.force and (args.part or args.finish):
         raise ValueError("--force must be left out with --part and --finish: remove OUT before")
+    if args.manifest and (args.part or args.finish):
+        raise ValueError("--manifest must be left out with --part and --finish")
     if args.finish and args.device != "cpu":
         raise ValueError(f"--device must be left out with --finish, which rounds nothing, got {args.device}")
     if args.part:
@@ -50,7 +52,8 @@ def convert(args: argparse.Namespace) -> int:
     if args.finish:
         report = checkpoint.finish(args.source, args.destination, args.to, progress=progress, **options)
     else:
-        options |= {"threads": args.threads, "force": args.force, "device": args.device}
+        more = {"threads": args.threads, "force": args.force, "device": args.device}
+        options |= more | {"manifest": args.manifest}
         report = checkpoint.convert(args.source, args.destination, args.to, progress=progress, **options)
     lines = [*conversion.notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
     lines += rounding_lines(report["output_errors"])

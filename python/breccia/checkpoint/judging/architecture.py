@@ -7,6 +7,7 @@ checkpoint, or that it names, runs.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import math
@@ -51,15 +52,18 @@ class Architecture:
     unread: tuple[str, ...]
     config: Mapping[str, Any]
 
+    @functools.cached_property
+    def _by_name(self) -> dict[str, tuple[int, ...]]:
+        return {_canonical(name): shape for name, shape in self.shapes.items()}
+
     def missing(self, there: Iterable[str]) -> list[str]:
         """Tensors that a checkpoint must have and has not."""
-        names = {_canonical(name) for name in there}
+        names = set(map(_canonical, there))
         return sorted(name for name in self.shapes if _canonical(name) not in names and name not in self.shared)
 
     def extra(self, there: Iterable[str]) -> list[str]:
         """Tensors of a checkpoint that the model does not read."""
-        known = {_canonical(name) for name in self.shapes}
-        found = (name for name in there if _canonical(name) not in known)
+        found = (name for name in there if _canonical(name) not in self._by_name)
         return sorted(name for name in found if not any(re.search(pattern, name) for pattern in self.unread))
 
     def has(self, prefix: str) -> bool:
@@ -68,8 +72,7 @@ class Architecture:
 
     def problem(self, found: Found) -> str:
         """What is wrong with a tensor's shape, "" where nothing is."""
-        shapes = {_canonical(name): shape for name, shape in self.shapes.items()}
-        wanted = shapes.get(_canonical(found.name))
+        wanted = self._by_name.get(_canonical(found.name))
         if wanted is None:
             return ""
         turned = (*wanted[:-2], *reversed(wanted[-2:]))  # as such weights are found

@@ -22,9 +22,11 @@ from breccia import verbs
 from breccia.bridges.outside import OutsideTensor, values
 from breccia.bridges.parts import Found
 from breccia.checkpoint.judging.architecture import Architecture, architecture
+from breccia.checkpoint.judging.codes import damage
 from breccia.checkpoint.judging.plot import scales_of
 from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
+from breccia.checkpoint.writing.manifest import NAME, Written
 from breccia.cli.terminal import wrapped
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import traps
@@ -58,8 +60,10 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: the checkpoint is not valid.
     """
     with contextlib.closing(Checkpoint(path, mapped=False)) as checkpoint:
+        written = Written(checkpoint)
         with np.errstate(all="ignore"):
-            problems = [(f.name, text) for f in checkpoint.found for text in _problems(checkpoint, f)]
+            problems = [(f.name, text) for f in checkpoint.found for text in _problems(checkpoint, f, written)]
+        checkpoint.sums = None
         problems += traps.scales(checkpoint)
         unread = [f.name for f in checkpoint.found if f.format == "plain" and _is_part(f.name)]
         model = _architecture(checkpoint)
@@ -120,8 +124,15 @@ def _is_part(name: str) -> bool:
     return _PARTS.search(name) is not None and _OF_ACTIVATIONS.search(name) is None
 
 
-def _problems(checkpoint: Checkpoint, found: Found) -> list[str]:
-    """What is wrong with one tensor."""
+def _problems(checkpoint: Checkpoint, found: Found, written: Written) -> list[str]:
+    """What is wrong with one tensor: what it looks like, and whether it is as it was written."""
+    said = _of_tensor(checkpoint, found)
+    others = written.differing(found)
+    checkpoint.release(found)
+    return [*([f"not the bytes that convert wrote, by {NAME}: {', '.join(others)}"] if others else []), *said]
+
+
+def _of_tensor(checkpoint: Checkpoint, found: Found) -> list[str]:
     try:
         found = checkpoint.refined(found)
         tensor = None if found.format == "plain" else checkpoint.load(found)
@@ -133,7 +144,7 @@ def _problems(checkpoint: Checkpoint, found: Found) -> list[str]:
     scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
     if not isinstance(scaled, ScaledTensor):
         return said + _of_values(values(tensor))
-    return said + _of_scales(scaled)
+    return said + _of_scales(scaled) + damage(scaled, found.name)
 
 
 def _findings(found: Found) -> list[str]:

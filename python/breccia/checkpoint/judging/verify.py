@@ -20,6 +20,7 @@ from breccia.checkpoint.judging.output_error import OutputErrors
 from breccia.checkpoint.judging.survival import Survival
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, is_float
+from breccia.checkpoint.writing.manifest import Written
 from breccia.gguf.rope import ROPE_TENSORS
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import differences, modules_of
@@ -198,7 +199,8 @@ def verify(
         unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.
 
     Returns:
-        ``ok``, and per tensor SQNR, cosine, largest error, the likely mistake and the bound that held. With an adapter
+        ``ok``, and per tensor SQNR, cosine, largest error, the likely mistake and the bound that held. "damaged" are
+        tensors of which stored ones have other bytes than `convert` wrote, by breccia.json beside them. With an adapter
         also ``kept``, of all that it changes and of each tensor: Σ change · (b - a) / Σ change². 1 is all of the
         change, 0 is none. With moments H also ``output_error`` of each tensor that has them, √(tr RHRᵀ / tr WHWᵀ) for
         W in ``a`` and R what ``b`` changes, and of all: how many, their mean, and layers that fit no tensor. It says
@@ -212,6 +214,7 @@ def verify(
     if min_sqnr_db is not None and not isinstance(min_sqnr_db, (int, float)):
         raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")
     first, second = (Checkpoint(path, mapped=False, unmarked=unmarked) for path in (a, b))
+    written, damaged = Written(second), dict[str, list[str]]()
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []
     merged = None if adapter is None else Survival(adapter, first)
@@ -227,12 +230,13 @@ def verify(
             continue
         if not _comparable(found) or not _comparable(other):
             plain = found.format == other.format == "plain"
-            if not plain or first.raw(found).tobytes() != second.raw(other).tobytes():
-                failed.append(found.name)
-            continue
-        difference = _compared(first, found, second, other, min_sqnr_db, merged, outputs)
-        results.append(difference)
-        if not difference.ok:
+            same = plain and first.raw(found).tobytes() == second.raw(other).tobytes()
+        else:
+            results.append(_compared(first, found, second, other, min_sqnr_db, merged, outputs))
+            same = results[-1].ok
+        if wrong := written.differing(other):
+            damaged[found.name] = wrong
+        if wrong or not same:
             failed.append(found.name)
     line.finish()
     report = {
@@ -241,6 +245,7 @@ def verify(
         "ok": not failed and not missing,
         "min_sqnr_db": min_sqnr_db,
         "failed": failed,
+        "damaged": damaged,
         "missing": missing,
         "extra": [f.name for f in others.values()],
         "scheme": _scheme_differences(first, second),

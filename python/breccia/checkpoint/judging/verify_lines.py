@@ -68,7 +68,10 @@ def _summary(report: dict[str, Any]) -> list[str]:
     lines += _listed([f"missing: {name}" for name in report["missing"]])
     lines += [line for said in report["scheme"] for line in wrapped(f"! {said}")]
     known = {t["name"]: t for t in tensors}
-    lines += _listed([f"failed: {name}{_why(known.get(name))}" for name in report["failed"]])
+    damaged = report["damaged"]
+    other = [f"damaged: {name} (not the bytes that convert wrote, by breccia.json)" for name in damaged]
+    rest = [name for name in report["failed"] if name not in damaged]
+    lines += _listed(other) + _listed([f"failed: {name}{_why(known.get(name))}" for name in rest])
     differ = [t for t in tensors if not t["equal"]]
     found = [_db(t) for t in differ if not math.isnan(_db(t))]
     if found:

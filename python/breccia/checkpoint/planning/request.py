@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.device import Device
@@ -93,6 +93,16 @@ class Request:
         patterns = patterns_of(include, "include"), patterns_of(exclude, "exclude")
         rounding = Rounding(imatrix, moments, method, order, damp)
         return cls(to, *patterns, scale_search, group_size, asked, rounding, unmarked)
+
+    def said(self) -> dict[str, Any]:
+        """What `convert` was given beside the target's name and files of data, of JSON types."""
+        given: dict[str, Any] = {"include": list(self.include), "exclude": list(self.exclude)}
+        given |= {"scale_search": self.scale_search, "group_size": self.group_size, "unmarked": self.unmarked}
+        method = "" if self.rounding.method == "nearest" else self.rounding.method
+        given |= {"method": method, "order": self.rounding.order, "damp": self.rounding.damp}
+        if self.asked is not None:
+            given |= {"scheme": self.asked.scheme.to_toml(), "activations": self.asked.activations}
+        return {name: value for name, value in given.items() if value not in (None, "", [])}
 
     def target(self, device: Device = Device()) -> Target:  # noqa: B008
         """What is to be written. Raises TypeError or ValueError where there is none of that name, or no format of

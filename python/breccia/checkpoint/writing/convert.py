@@ -34,6 +34,7 @@ from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import earlier, outputs
 from breccia.checkpoint.writing.execute import execute
 from breccia.checkpoint.writing.losses import Loss, errors, lost
+from breccia.checkpoint.writing.manifest import Manifest, place_of, sha256_of_file, sha256_of_tensors
 from breccia.checkpoint.writing.sink import Sink
 from breccia.checkpoint.writing.work import Done, Work, check_destination, check_replaceable, names_folder
 from breccia.schemes.value import ModelScheme, Rule
@@ -70,6 +71,7 @@ def convert(
     force: bool = False,
     strict: bool = False,
     checksums: bool = True,
+    manifest: bool = False,
     unmarked: str | None = None,
     dry_run: bool = False,
 ) -> dict[str, Any]:
@@ -108,7 +110,10 @@ def convert(
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
             before; never the source.
         strict: refuse what would be a note in the report, but for remarks on what is not lost.
-        checksums: keep checksums of what is written, by which an interrupted conversion sees whether it is still there.
+        checksums: keep checksums of what is read and written, by which an interrupted conversion sees whether it is
+            still so, and write them to breccia.json in a directory; see `breccia.checkpoint.verify`.
+        manifest: write SHA-256 of every tensor of source and output, too, for which both are read once more; of a file
+            OUT it writes OUT.breccia.json.
         unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.
         dry_run: plan alone; nothing is written, and the destination may be there. The report has ``plan``, what becomes
             of each tensor, and no figures of what is lost.
@@ -153,13 +158,15 @@ def convert(
         check_destination(place, source, force=force)
     with request.opened(source, wanted) as (checkpoint, target):
         force, progress = force and not dry_run, progress and not dry_run
-        job = Job(Planner(checkpoint, target).plan(place, folder), progress, threads, force, strict, checksums)
+        plan = Planner(checkpoint, target).plan(place, folder)
+        job = Job(plan, progress, threads, force, strict, checksums, request, manifest)
         return job.dry_run() if dry_run else job.run()
 
 
 class Job:
     """One conversion at work. ``show``: draw a line on a terminal; ``force``: replace what is at the destination;
-    ``strict``: refuse what would be a note; ``checksums``: keep those of what is written."""
+    ``strict``: refuse what would be a note; ``checksums``: keep those of what is read and written; ``request``: what
+    was asked for, and ``sha256``: whether its manifest has those of tensors."""
 
     def __init__(
         self,
@@ -169,7 +176,13 @@ class Job:
         force: bool = False,
         strict: bool = False,
         checksums: bool = True,
+        request: Request | None = None,
+        sha256: bool = False,
     ) -> None:
+        if sha256 and not checksums:
+            raise ValueError("manifest must be left out without checksums")
+        self.manifest = Manifest(plan.target, request) if checksums else None
+        self.sha256 = sha256
         self.plan, self.force, self.strict, self.checksums = plan, force, strict, checksums
         self.checkpoint, self.target = plan.checkpoint, plan.target
         self.notes = list(plan.notes)
@@ -207,15 +220,26 @@ class Job:
             if not work.finished:
                 work.check_space(self._new_bytes())
                 self._make(work)
-                if self.plan.into_directory:
-                    with work.noting():
+                with work.noting():
+                    if self.plan.into_directory:
                         self._companions(work)
+                    self._write_manifest(work)
                 self._check_unchanged()
                 self._check_beside(others)
                 self._check_strict()
             self.notes += [*work.notes, *work.finish()]
         self.progress.finish()
         return self._report(time.monotonic() - begin)
+
+    def _write_manifest(self, work: Work) -> None:
+        """Beside the weights of a directory, and of a file where it is asked for."""
+        if self.manifest is None or not (self.plan.into_directory or self.sha256):
+            return
+        sha256 = None
+        if self.sha256:
+            output = {name: sha256_of_file(work.out / name, self.threads) for name, _ in self.plan.files}
+            sha256 = {"source": sha256_of_tensors(self.checkpoint.home, self.threads), "files": output}
+        self.manifest.write(place_of(work.out / ("" if self.plan.into_directory else work.destination.name)), sha256)
 
     def _check_unchanged(self) -> None:
         """Whether the source and the data are what they were when they were opened."""
@@ -288,12 +312,14 @@ class Job:
             of_it = done.get(next(iter(choice.outputs)))
             if of_it is None or not self._is_there(choice, writer, of_it):
                 return False
-        for of_it in done.values():
-            self._keep(name, of_it)
+        for choice in choices:
+            self._keep(name, [choice], done[next(iter(choice.outputs))])
         return True
 
-    def _keep(self, file: str, done: Done) -> None:
-        """Take note of a tensor of an output file that is on disk."""
+    def _keep(self, file: str, choices: list[Choice], done: Done) -> None:
+        """Take note of tensors of an output file that are on disk."""
+        if self.manifest is not None:
+            self.manifest.add(file, choices, done.read, done.wrote)
         self.not_finite |= done.not_finite
         self.losses |= done.losses
         self.rounded |= done.rounded
@@ -311,7 +337,7 @@ class Job:
                 for output in choice.outputs:
                     writer.skip(output)
                 self.progress.skip(choice.nbytes)
-                self._keep(name, done[name_of])
+                self._keep(name, [choice], done[name_of])
                 continue
             losses: dict[str, Loss] = {}
             try:
@@ -326,7 +352,7 @@ class Job:
             said = self.rounded.get(choice.found.name)
             rounded = {} if said is None else {choice.found.name: said}
             pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts, losses, rounded)
-            self._keep(name, pending[name_of])
+            self._keep(name, [choice], pending[name_of])
             written += choice.nbytes
             if written >= _SYNC_EVERY or time.monotonic() - begin >= _SYNC_SECONDS:
                 writer.sync()

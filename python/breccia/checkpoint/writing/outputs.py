@@ -14,6 +14,7 @@ from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.model_config import Config
 from breccia.checkpoint.reading.folder import MAX_JSON, config_files
 from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.writing.manifest import NAME
 
 __all__ = ["write_companions"]
 
@@ -48,7 +49,7 @@ def _copy_others(source: Path, work: Path, files: set[str]) -> None:
     parts = _modules(modules) if modules.exists() else ()
     for path in sorted(source.iterdir()):
         skip = path.name.startswith(".") or path.name in others or path.name.endswith(".index.json")
-        skip = skip or path.name in files
+        skip = skip or path.name in files or path.name == NAME
         if path.is_file() and not skip and path.suffix not in _WEIGHTS:
             disk.copy_file(path, work / path.name)
         if path.is_dir() and not path.is_symlink() and not skip:

@@ -225,7 +225,7 @@ def _opened(
         raise FileExistsError(f"{error}: it is complete, and {parts_of(place)} is not needed any more") from None
     with request.opened(source, wanted) as (checkpoint, target):
         plan = Planner(checkpoint, target).plan(place, names_folder(destination))
-        yield _Parts(plan, parts, show, threads, strict=strict, checksums=checksums)
+        yield _Parts(plan, parts, show, threads, strict=strict, checksums=checksums, request=request)
 
 
 class _Parts(Job):
@@ -239,9 +239,17 @@ class _Parts(Job):
     """
 
     def __init__(
-        self, plan: Plan, parts: int, show: bool, threads: int | None, *, strict: bool, checksums: bool
+        self,
+        plan: Plan,
+        parts: int,
+        show: bool,
+        threads: int | None,
+        *,
+        strict: bool,
+        checksums: bool,
+        request: Request,
     ) -> None:
-        super().__init__(plan, show, threads, strict=strict, checksums=checksums)
+        super().__init__(plan, show, threads, strict=strict, checksums=checksums, request=request)
         self.kept: dict[str, Done] = {}
         self._of_parts: part_sums.OfParts = {}
         self.show, self.parts, self.folder = show, parts, parts_of(plan.destination)
@@ -313,8 +321,8 @@ class _Parts(Job):
                     disk.write_file(work.out / _MARK, self.identity.encode())
             work.finish()
 
-    def _keep(self, file: str, done: Done) -> None:
-        super()._keep(file, done)
+    def _keep(self, file: str, choices: list[Choice], done: Done) -> None:
+        super()._keep(file, choices, done)
         self.kept.setdefault(file, Done(Sums(), Sums(), {}, {}, {})).add(done)
 
     def finish(self) -> dict[str, Any]:
@@ -327,8 +335,9 @@ class _Parts(Job):
                 f"run --part I/{self.parts} for I = {', '.join(map(str, missing[:_SHOWN]))}{more}"
             )
         for part in range(1, self.parts + 1):
+            choices = dict(self._files_of(part))
             for name, done in part_sums.read(self._place(part), self.checksums).items():
-                super()._keep(name, done)
+                super()._keep(name, choices[name], done)
                 self._of_parts[self._place(part), name] = done
         if self.checksums:
             part_sums.check_source(self.checkpoint, self._of_parts, self.threads)

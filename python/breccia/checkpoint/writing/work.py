@@ -21,6 +21,7 @@ from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.reading.folder import absent
 from breccia.checkpoint.writing.journal import Journal, Record, read_journal
 from breccia.checkpoint.writing.losses import Loss
+from breccia.checkpoint.writing.manifest import place_of
 
 __all__ = ["Done", "ReplaceError", "Work", "check_destination", "check_replaceable", "names_folder", "partial_of"]
 
@@ -361,6 +362,11 @@ class Work:
             raise FileExistsError(f"destination must not be there, {self.destination} is")
         if self._directory and os.path.lexists(self.destination):
             disk.rename(self.destination, self._old)
+        manifest, old = place_of(self._made), place_of(self.destination)
+        if not self._directory and manifest.exists():
+            disk.rename(manifest, old)
+        elif not self._directory and old.exists():
+            disk.remove(old)  # of a file that was here
         disk.rename(self._made, self.destination)
 
     def _forget_that_it_is_complete(self) -> None:
