@@ -14,6 +14,7 @@ from breccia.checkpoint.planning.target_list import meant, targets
 from breccia.cli.conversion import amount
 from checkpoints import weight
 from test_cli import run
+from tiny_models import tiny
 
 NAMES = ("model.embed_tokens.weight", *(f"model.layers.{i}.{name}.weight" for i in (0, 1) for name in ("up", "down")))
 SHAPES = {"model.embed_tokens.weight": (512, 256), "model.norm.weight": (256,)}
@@ -74,7 +75,7 @@ NEXT = {
     "nvfp4": "vllm serve",
     "bf16": "transformers.AutoModelForCausalLM",
     "mlx:int4": "mlx_lm.generate",
-    "gguf:q4_k": "llama-server -m",
+    "gguf:q4_k": "breccia verify",  # a model that llama.cpp does not know
     "torchao:int8": "transformers.AutoModelForCausalLM",
     "comfyui:fp8": "breccia verify",  # which opens a file, and not a folder
 }
@@ -91,14 +92,28 @@ def test_the_last_line_is_the_next_step(
     assert str(out) in last
     file = tmp_path / f"out.{'gguf' if 'gguf' in to else 'safetensors'}2"
     _, said, _ = run("convert", model / "model.safetensors", file, "--to", to, "--quiet", capsys=capsys)
-    alone = {"gguf:q4_k": "llama-server -m", "comfyui:fp8": "copy"}.get(to, "breccia verify")
+    # A file without config.json has no architecture, so that llama.cpp does not open its GGUF.
+    alone = {"comfyui:fp8": "copy"}.get(to, "breccia verify")
     assert next_step(said).startswith(f"next: {alone}")
 
 
+def test_a_gguf_that_llama_cpp_opens_goes_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, said, _ = run("convert", tiny("llama", tmp_path / "m"), tmp_path / "m.gguf", "--to", "gguf:q8_0", capsys=capsys)
+    assert next_step(said).startswith("next: llama-server -m")
+
+
+def test_the_next_step_says_what_it_needs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for to, needs in (("nvfp4", "breccia installed"), ("modelopt:nvfp4", "")):
+        _, said, _ = run("convert", model, tmp_path / to.replace(":", "-"), "--to", to, "--quiet", capsys=capsys)
+        assert said.endswith(f"\n  needs: {needs}\n") if needs else "needs:" not in said
+
+
 def next_step(said: str) -> str:
-    """The command that ends a screen, of 80 columns: what is longer goes on below."""
+    """The command near the end of a screen, of 80 columns: what is longer goes on below. After it comes at most what
+    it needs."""
     assert all(len(line) <= 80 or " " not in line.strip(" \\") for line in said.splitlines())
-    return said.replace(" \\\n ", "").strip().splitlines()[-1]
+    *_, before, last = said.replace(" \\\n ", "").strip().splitlines()
+    return before if last.startswith("  needs: ") else last
 
 
 @pytest.mark.parametrize("to", ["awq", "gptq"])

@@ -406,7 +406,7 @@ def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | 
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers"),
-    needs="each needs breccia",
+    needs="breccia installed",
     readers=Readers(
         turned_weights=True,  # read by name, whose weights are turned back
         embeddings=True,

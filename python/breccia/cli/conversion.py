@@ -95,14 +95,18 @@ def advice(report: Mapping[str, Any], target: FileFormat, calibrated: bool) -> l
 
 
 def following(report: Mapping[str, Any], target: FileFormat) -> list[str]:
-    """What to do next, by the target."""
+    """What to do next, by the target, and what the program needs for it."""
+    from breccia.gguf.files import NAMES_KEPT
+
     out = Path(report["destination"])
     program = next(iter(target.opens_in), None)
     in_one = target.container.whole or program == "ComfyUI"  # else programs want a folder with config.json
     whole = out.is_file() if in_one else (out / "config.json").is_file()
-    known = _STARTS.get((program or "").partition(" with ")[0]) if whole else None
+    opened = whole and not any(note.startswith(NAMES_KEPT) for note in report["notes"])
+    known = _STARTS.get((program or "").partition(" with ")[0]) if opened else None
     start = known or "breccia verify {source} {out}"
-    return next_step(start, out=report["destination"], source=report["source"])
+    needs = [f"  needs: {target.needs}"] if known and target.needs else []
+    return next_step(start, out=report["destination"], source=report["source"]) + needs
 
 
 def next_step(command: str, **paths: Any) -> list[str]:

@@ -37,6 +37,9 @@ __all__ = [
     "writer",
 ]
 
+# How the note begins of a file that llama.cpp does not open.
+NAMES_KEPT = "tensors keep their names, by which no program loads a model from GGUF"
+
 
 def model_names(checkpoint: Any, left_out: Collection[str] = ()) -> tuple[ModelMap | None, str]:
     """How GGUF spells a checkpoint's model, of which some tensors are not written; None and the reason where it is not
@@ -51,7 +54,7 @@ def names_for(checkpoint: Any, left_out: Collection[str]) -> tuple[ModelMap | No
     """See `breccia.bridges.Container.names`."""
     names, reason = model_names(checkpoint, left_out)
     if names is None:
-        return None, [], [f"tensors keep their names, by which no program loads a model from GGUF: {reason}"]
+        return None, [], [f"{NAMES_KEPT}: {reason}"]
     without = [found.name for found in checkpoint.found if names.left_out(found.name)]
     return names, without, [f"{name}: left out: GGUF has no place for it" for name in without]
 

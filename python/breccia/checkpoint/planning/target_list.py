@@ -85,6 +85,9 @@ def _bits_of_type(dtype: str) -> float:
 
 def meant(spelled: str) -> str:
     """What a name in lower case that is no target probably means, in words; "" where nobody knows."""
+    known = [row["name"] for row in targets()]
+    if spelled in known:
+        return ""
     if spelled in _FLOAT_NAMES:
         return f"did you mean {_FLOAT_NAMES[spelled]}?"
     if spelled in _OTHERS:
@@ -94,8 +97,8 @@ def meant(spelled: str) -> str:
         return f"did you mean {' or '.join(found[:4])}?"
     if re.fullmatch(r"(?:gguf:)?iq\d(?:_\w+)?", spelled):
         return (
-            "of GGUF's IQ types iq4_nl alone is written: gguf:q2_k to gguf:q6_k, with --imatrix FILE, have 2.6 to 6.6 "
-            "bits"
+            "GGUF's IQ types are read and not written, except iq4_nl: gguf:q2_k to gguf:q6_k, with --imatrix FILE, "
+            "have 2.6 to 6.6 bits"
         )
     bits = re.fullmatch(r"(?:w|int|fp|q)?(\d{1,3})[-_ ]?(?:bit|bits|b)?(?:a16)?", spelled)
     if bits and int(bits[1]) in _OF_BITS:
