@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from breccia import bridges, testing
 from breccia.bridges import FileFormat, Found, Part
+from breccia.bridges.contract import Place
+from breccia.checkpoint.planning.choices import stored_bytes
 
 pytest.importorskip("ml_dtypes")
 ROW = breccia.INT8Scaling()
@@ -117,3 +119,28 @@ def test_a_broken_format_fails(check: str, tmp_path: Path) -> None:
     change, sentence = BROKEN[check]
     with pytest.raises(AssertionError, match=sentence):
         testing.run(dataclasses.replace(MINE, **change), check, "int8", tmp_path)
+
+
+STORED = [(name, key) for name, one in bridges.registry().items() if one.writes for key in one.recipes]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("name", "key"), STORED)
+def test_what_is_stored_has_the_bytes_of_its_type(name: str, key: str, dtype: str) -> None:
+    """Whatever type the scales of a source have."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    bridge = bridges.bridge(name)
+    rng = np.random.default_rng(3)
+    scaled = breccia.cast(rng.normal(0, 0.02, bridge.sample.shape).astype(np.float32), bridge.recipes[key])
+    if scaled.scale.dtype.itemsize > 1:
+        scale = scaled.scale.astype(getattr(ml_dtypes, dtype, dtype))
+        parts = {"zero_point": scaled.zero_point, "global_scale": scaled.global_scale, "shape": scaled.shape}
+        scaled = breccia.ScaledTensor(scaled.data, scale, scaled.recipe, scaled.layout, **parts)
+    for inputs in (False, True):
+        try:
+            stored, _ = bridge.stored(bridge.sample.name, scaled, Place(inputs, bridge.sample.model))
+        except ValueError:
+            continue  # the format has no such scales, and says so
+        for role, part in stored.items():
+            made = np.asarray(part.make())
+            assert made.nbytes == stored_bytes(part.dtype, part.shape), (role, part.dtype, made.dtype)

@@ -131,6 +131,7 @@ class FileFormat:
         marks: patterns of names of stored tensors that only say that a file is of this format, which conversions leave
             out.
         opens_in: programs that open what is written, the most usual first; "PROGRAM with LIBRARY" where it needs one.
+        refused: which of them refuse a recipe or kind, by its key.
         needs: what else they need, in words; "" where nothing.
         calibrated: whether files of the format are mostly made by data, which rounding to the nearest is not.
         container: the kind of file that holds the format's tensors.
@@ -204,6 +205,7 @@ class FileFormat:
     anchors: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     opens_in: tuple[str, ...] = ()
+    refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs: str = ""
     calibrated: bool = False
     container: Container = SAFETENSORS
@@ -258,6 +260,17 @@ class FileFormat:
     def writes(self) -> bool:
         """Whether `stored` can write the format."""
         return self.lay_out is not None or self.store is not None
+
+    def programs(self, key: str) -> list[str]:
+        """Programs that open what ``--to NAME:KEY`` writes.
+
+        Args:
+            key: of a recipe or kind; "" where the format is named without one.
+
+        Returns:
+            Those of `opens_in` that do not refuse it.
+        """
+        return [program for program in self.opens_in if program not in self.refused.get(key, ())]
 
     def open(self, parts: Mapping[str, Array], found: Found) -> Made:
         """A logical tensor of its stored ones: see `read`.

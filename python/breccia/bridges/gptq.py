@@ -384,6 +384,7 @@ def _dynamic(first: ScalingRecipe, others: list[tuple[ScalingRecipe, list[str]]]
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with GPTQModel"),
+    refused={"int4-asym": ("vLLM",)},  # "Unsupported quantization config: bits=4, sym=False", 0.32
     calibrated=True,
     recipes=RECIPES,
     anchors=(".qweight",),

@@ -354,9 +354,10 @@ def _as_mlx_reads(model: Mapping[str, Any]) -> dict[str, Any]:
     every = every if isinstance(every, Mapping) else {}
     if "rope_theta" in every:
         result["rope_theta"] = every["rope_theta"]
-    if every.get("rope_type", "default") != "default":
+    if every:
         scaling = {key: value for key, value in every.items() if key != "rope_theta"}
-        result["rope_scaling"] = {**scaling, "type": every["rope_type"]}
+        kind = every.get("rope_type", "default")
+        result["rope_scaling"] = {**scaling, "type": kind} if kind != "default" else None  # some ask for it
     if isinstance(local, Mapping) and "rope_theta" in local:
         result["rope_local_base_freq"] = local["rope_theta"]
     if "partial_rotary_factor" in every:

@@ -99,7 +99,7 @@ def following(report: Mapping[str, Any], target: FileFormat) -> list[str]:
     from breccia.gguf.files import NAMES_KEPT
 
     out = Path(report["destination"])
-    program = next(iter(target.opens_in), None)
+    program = next(iter(target.programs(str(report["to"]).partition(":")[2].partition(":")[0])), None)
     in_one = target.container.whole or program == "ComfyUI"  # else programs want a folder with config.json
     whole = out.is_file() if in_one else (out / "config.json").is_file()
     opened = whole and not any(note.startswith(NAMES_KEPT) for note in report["notes"])
@@ -183,8 +183,11 @@ def table(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         bits = round(50 * row["bits"])  # what differs by less is one number to a reader
         shown.setdefault(bits, f"{row['bits']:.2f}")
-        folded.setdefault(row["format"], {}).setdefault(bits, []).append(row["key"])
-        opens[row["format"]] = "; ".join(part for part in (", ".join(row["opens_in"]), row["needs"]) if part)
+        every = bridges.bridge(row["format"]).opens_in
+        without = [program for program in every if program not in row["opens_in"]]
+        key = f"{row['key']} (not in {', '.join(without)})" if without else row["key"]
+        folded.setdefault(row["format"], {}).setdefault(bits, []).append(key)
+        opens[row["format"]] = "; ".join(part for part in (", ".join(every), row["needs"]) if part)
     yield f"{'bits':>6}  {'name':<19} opens in; needs"
     for name, recipes in folded.items():
         yield f"{_HEADS.get(name, f'{name}:'):<27} {opens[name]}".rstrip()

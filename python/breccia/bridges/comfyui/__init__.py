@@ -20,6 +20,7 @@ from breccia.bridges.common import (
     Array,
     as_numpy,
     codes,
+    float32,
     get,
     global_scale,
     made,
@@ -193,11 +194,11 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             _check_multiples(scaled, 32)
             parts = {"weight": part(codes(scaled.data, "data"), "F8_E4M3"), "weight_scale": _tiled(scale, "U8")}
         case INT8Scaling():
-            rows = scale.reshape(scaled.shape[0], 1)
+            rows = float32(scale).reshape(scaled.shape[0], 1)
             parts = {"weight": part(codes(scaled.data, "data"), "I8"), "weight_scale": part(rows, "F32")}
         case recipe:
             weight = part(codes(scaled.data, "data"), fp8_stored(recipe))
-            parts = {"weight": weight, "weight_scale": part(scale.reshape(()), "F32")}
+            parts = {"weight": weight, "weight_scale": part(float32(scale).reshape(()), "F32")}
     return {**parts, "comfy_quant": _said(scaled.recipe, inputs=False)}
 
 

@@ -162,6 +162,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("OpenVINO", "ONNX Runtime"),
+    refused=dict.fromkeys(("mxfp4", "mxfp8", "nvfp4"), ("ONNX Runtime",)),  # "NOT_IMPLEMENTED", 1.32
     peer="onnx",
     extra=EXTRA,
     recipes=RECIPES,

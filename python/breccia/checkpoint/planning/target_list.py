@@ -47,12 +47,18 @@ def targets() -> list[dict[str, Any]]:
     4096 with its scales, the programs that it ``opens_in``, and what it ``needs``."""
     plain = bridges.bridge("")
     rows = [
-        {"name": name, "format": "", "key": name, "bits": 32.0 if name == "fp32" else 16.0, **_told(plain)}
+        {"name": name, "format": "", "key": name, "bits": 32.0 if name == "fp32" else 16.0, **_told(plain, name)}
         for name in FLOATS
     ]
     own = bridges.bridge(bridges.OWN)
     rows += [
-        {"name": name, "format": bridges.OWN, "key": name, "bits": _bits(recipe_names.recipe_of(name)), **_told(own)}
+        {
+            "name": name,
+            "format": bridges.OWN,
+            "key": name,
+            "bits": _bits(recipe_names.recipe_of(name)),
+            **_told(own, name),
+        }
         for name in recipe_names.names()
     ]
     for name, bridge in bridges.registry().items():
@@ -60,14 +66,14 @@ def targets() -> list[dict[str, Any]]:
             bits = {key: _bits(recipe) for key, recipe in bridge.recipes.items()}
             bits |= {key: _bits_of_type(kind.name) for key, kind in bridge.kinds.items()}
             rows += [
-                {"name": f"{name}:{key}", "format": name, "key": key, "bits": of, **_told(bridge)}
+                {"name": f"{name}:{key}", "format": name, "key": key, "bits": of, **_told(bridge, key)}
                 for key, of in bits.items()
             ]
     return rows
 
 
-def _told(bridge: FileFormat) -> dict[str, Any]:
-    return {"opens_in": list(bridge.opens_in), "needs": bridge.needs}
+def _told(bridge: FileFormat, key: str) -> dict[str, Any]:
+    return {"opens_in": bridge.programs(key), "needs": bridge.needs}
 
 
 def _bits(recipe: ScalingRecipe) -> float:
