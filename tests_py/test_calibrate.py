@@ -352,6 +352,40 @@ def test_experts_of_one_parameter_have_each_their_own(name):
         breccia.calibrate(model, [{**batch, "attention_mask": torch.tensor([[1] * 20, [1] * 12 + [0] * 8])}])
 
 
+def other_row(model):
+    next(m for m in model.modules() if isinstance(m, torch.nn.Linear)).weight[1:] *= 2
+
+
+def other_norm(model):
+    next(p for name, p in model.named_parameters() if "weight" not in name or p.ndim == 1).add_(1)
+
+
+def other_embedding(model):
+    model.get_submodule("embed").weight.mul_(3)
+
+
+@pytest.mark.parametrize("change", [other_row, other_norm, other_embedding])
+def test_a_state_is_of_one_whole_model(tmp_path, change):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    model.add_module("embed", torch.nn.Embedding(16, 32))
+    model.add_module("norm", torch.nn.LayerNorm(32))
+    model.add_module("layer", torch.nn.Linear(32, 32))
+    batches = [torch.arange(8).reshape(1, 8) + i for i in range(3)]
+    state = tmp_path / "state"
+
+    def broken():
+        yield from batches[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        breccia.calibrate(model, broken(), state=state, state_seconds=0)
+    with torch.no_grad():
+        change(model)
+    with pytest.raises(ValueError, match="state must be of the same model, level, memory and dtype"):
+        breccia.calibrate(model, batches, state=state)
+
+
 def test_experts_of_one_parameter_go_on_from_a_state(tmp_path):
     model = fused("qwen3-moe")
     batches = [{"input_ids": torch.arange(3 + i, 43 + i).reshape(2, 20)} for i in range(3)]

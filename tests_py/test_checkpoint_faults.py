@@ -377,6 +377,39 @@ def test_a_disk_without_space_is_found_before_any_work(tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from breccia.checkpoint.files.locks import scratch\nwith scratch('t-', sys.argv[1]) as place:"
+    )
+    code += "\n (place / 'large').write_bytes(bytes(9))\n os.kill(os.getpid(), 9)"
+    for _ in range(2):
+        assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -signal.SIGKILL
+        assert len(list(tmp_path.iterdir())) == 1
+    with locks.scratch("t-", tmp_path) as first, locks.scratch("t-", tmp_path) as second:
+        assert sorted(tmp_path.iterdir()) == sorted([first, second])  # what is in use stays
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_a_small_file_is_whole_or_as_it_was(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, calls = tmp_path / "plan.toml", list[str]()
+    monkeypatch.setattr(disk, "before", lambda what, _: calls.append(what))
+    disk.replace_file(path, b"old")
+    for step in range(len(calls)):
+        left = [step]
+
+        def fail(what: str, _: Path, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(disk, "before", fail)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            disk.replace_file(path, b"another")
+        assert path.read_bytes() in (b"old", b"another")
+        assert [one.name for one in tmp_path.iterdir()] == ["plan.toml"]
+
+
 @pytest.mark.always
 @pytest.mark.parametrize("to", ["mxfp8", "gguf:q8_0", "onnx:int8", "onnx:nvfp4"])
 def test_a_file_that_no_record_speaks_of_is_not_trusted(

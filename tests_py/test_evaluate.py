@@ -272,3 +272,33 @@ def test_verify_has_output_errors_of_what_has_moments(tmp_path):
     wrong = {"a": Moments(np.ones(32, np.float32), np.asarray(1, np.int64))}
     with pytest.raises(ValueError, match=r"moments of a\.weight must have 64 columns, it has \(32,\)"):
         verify(tmp_path / "a.safetensors", tmp_path / "b.safetensors", moments=wrong)
+
+
+def test_a_state_stays_until_the_moments_are_written(llama, tmp_path, monkeypatch):
+    """An error of the disk at the end takes no sums away."""
+    from breccia.calibration import folder, record
+
+    monkeypatch.setattr(folder, "_STATE_SECONDS", 0.0)
+    monkeypatch.setattr(folder, "_BATCH", 32)
+    out, options = tmp_path / "m.safetensors", {"tokens": 128, "length": 32}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record.Calibration, "save", full)
+        with pytest.raises(OSError, match="No space left"):
+            folder.calibrate_folder(llama / "model", texts(llama), out, **options)
+    assert (tmp_path / "m.safetensors.state").exists()
+    folder.calibrate_folder(llama / "model", texts(llama), out, **options)
+    assert not (tmp_path / "m.safetensors.state").exists()
+    assert len(load_moments(out)) > 0
+
+
+def test_an_empty_file_is_no_scheme(tmp_path):
+    """As a full disk may leave it."""
+    save_arrays({"a.weight": np.ones((64, 64), np.float32)}, tmp_path / "a.safetensors")
+    (tmp_path / "plan.toml").write_text("\n")
+    with pytest.raises(ValueError, match=r"plan.toml: a scheme's file must have rules or a KV cache, it is empty"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b", "compressed-tensors", scheme=tmp_path / "plan.toml")
+    assert not (tmp_path / "b").exists()

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from breccia.calibration import calibrate
+from breccia.calibration.run import Options, run
 from breccia.checkpoint.arguments import count_of, path_of
+from breccia.checkpoint.files.input_file import sha256_of
 from breccia.checkpoint.progress import Progress
 from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer
 from breccia.evaluation.text import Rows, rows_of_text
@@ -21,6 +22,7 @@ from breccia.evaluation.text import Rows, rows_of_text
 __all__ = ["calibrate_folder"]
 
 _BATCH = 2048  # tokens that go through the model at once
+_STATE_SECONDS = 60.0
 
 
 def calibrate_folder(
@@ -77,12 +79,14 @@ def calibrate_folder(
     with warnings.catch_warnings():  # the report's notes say it
         warnings.filterwarnings("ignore", "more data is needed")
         state = target.with_name(f"{target.name}.state")
-        found = calibrate(model, _batches(model, rows, line), level, memory, block=block, state=state)
+        options = Options.checked(level, memory, block, "float32", state, _STATE_SECONDS)
+        found = run(model, _batches(model, rows, line), options, keep=True)
     line.finish()
     if tokens is not None and rows.rows.size < tokens:
         short = f"{tokens:,} tokens were asked for, the text has {rows.available:,}: {rows.rows.size:,} in whole rows"
         found.report["notes"].append(short)
     found.save(target, {"model_sha256": _model_digest(source), "text_sha256": rows.digest})
+    state.unlink(missing_ok=True)
     return {"out": str(target), "bytes": target.stat().st_size, "layers": len(found), **found.report}
 
 
@@ -100,6 +104,5 @@ def _model_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name == "config.json" or path.suffix in (".safetensors", ".gguf"):
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(bytes.fromhex(sha256_of(path)))
     return digest.hexdigest()

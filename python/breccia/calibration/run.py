@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -24,6 +25,7 @@ from breccia.calibration.record import Calibration
 from breccia.calibration.sums import StackedSums, Sums
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, save_arrays
+from breccia.checkpoint.files.sums import checksum
 from breccia.moments import Moments
 
 __all__ = ["Options", "run"]
@@ -134,12 +136,13 @@ class Record:
     def _key(self) -> str:
         """What another run must have in common to go on from this one's sums."""
         said = [self.first, self.choice.levels, self.widths, self._options.block, str(self._options.dtype)]
-        key = hashlib.sha256(json.dumps(said).encode())
-        for name in self.first:
-            _digest(key, self._model.get_submodule(name).weight[:1])
-        for one in self.experts.values():
-            _digest(key, one.parameter[:, :1])
-        return key.hexdigest()
+        return hashlib.sha256(json.dumps([*said, self._of_model]).encode()).hexdigest()
+
+    @functools.cached_property
+    def _of_model(self) -> list[Any]:
+        """What tells one model from another: every parameter and buffer."""
+        every = (*self._model.named_parameters(), *self._model.named_buffers())
+        return [[name, list(value.shape), str(value.dtype), _checksum(value)] for name, value in every]
 
     def save(self, path: Path) -> None:
         """Write the sums to a file, which appears when it is complete."""
@@ -166,6 +169,18 @@ class Record:
                 stack.put(parts[name])
         self.batches, self.tokens = said["batches"], said["tokens"]
         self.output_amax, self._expected = said["output_amax"], said["seen"]
+
+
+def _checksum(value: torch.Tensor) -> int:
+    """Of a tensor's bytes; 0 where they are not in memory."""
+    if value.is_meta or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return 0
+    rows = value.detach().reshape(-1)
+    found, step = 0, 1 << 24
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step].cpu().contiguous().view(torch.uint8).numpy()
+        found += checksum(piece, start * value.element_size())
+    return found % 2**64
 
 
 def _mask(batch: Any) -> torch.Tensor | None:
@@ -202,8 +217,8 @@ def _digest(into: Any, value: Any) -> None:
         into.update(repr(value).encode())
 
 
-def run(model: torch.nn.Module, batches: Iterable[Any], options: Options) -> Calibration:
-    """See `breccia.calibrate`."""
+def run(model: torch.nn.Module, batches: Iterable[Any], options: Options, keep: bool = False) -> Calibration:
+    """See `breccia.calibrate`; ``keep``: leave the state, which the caller removes when it has written the result."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     tied = tied_layers(model)
@@ -217,7 +232,10 @@ def run(model: torch.nn.Module, batches: Iterable[Any], options: Options) -> Cal
     finally:
         for module, training in modes.items():
             module.training = training
-    return _result(record, names, tied)
+    found = _result(record, names, tied)
+    if options.state is not None and not keep:
+        options.state.unlink(missing_ok=True)
+    return found
 
 
 def _recorded(model: torch.nn.Module, names: list[str], batches: Iterable[Any], options: Options) -> Record:
@@ -275,8 +293,6 @@ def _result(record: Record, names: list[str], tied: list[str]) -> Calibration:
     levels = {level: sum(m.level == level for m in made.values()) for level in LEVELS}
     report = {"batches": record.batches, "tokens": record.tokens, "inputs": levels, "notes": notes}
     by_name = {name: made[record.first[name]] for name in names if name in record.first} | stacks
-    if record._options.state is not None:
-        record._options.state.unlink(missing_ok=True)
     return Calibration(by_name, record.output_amax, report)
 
 

@@ -51,7 +51,7 @@ def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     lines = list(_summary(report))
     if out is None:
         return report, [*(f"# {line}" for line in lines), "", to_toml(report).rstrip()]
-    disk.write_file(out, to_toml(report).encode())
+    disk.replace_file(out, to_toml(report).encode())
     said = after(f"{out}:", f"{len(report['groups'])} groups of layers")
     step = "breccia convert {source} OUT --to FORMAT --scheme {out}"
     return report, [*lines, *said, *next_step(step, source=args.source, out=out)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +61,7 @@ def evaluate(
     require("torch", "transformers")
     require("transformers", "transformers")
     from breccia.checkpoint.arguments import count_of, path_of
+    from breccia.checkpoint.files.locks import scratch
     from breccia.checkpoint.progress import Progress
     from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer
     from breccia.evaluation.predictions import compared, kept
@@ -78,12 +78,12 @@ def evaluate(
     count = None if tokens is None else count_of(tokens, "tokens")
     rows = rows_of_text(text, load_tokenizer(source), length, count).rows
     line = Progress(2 * rows.size, progress, "tokens/s", 1)
-    with tempfile.TemporaryDirectory(prefix="breccia-evaluate-", dir=folder) as place:
+    with scratch("breccia-evaluate-", folder) as place:
         model = load_model(source, dtype, device=device)
         check_length(model, length)
         if not model.can_generate() or model.config.is_encoder_decoder:
             raise ValueError(f"reference must be a causal language model, got {type(model).__name__}")
-        ours = kept(model, rows, best, Path(place), line)
+        ours = kept(model, rows, best, place, line)
         del model
         gc.collect()
         theirs = compared(load_model(source, dtype, other, device), rows, ours, line)

@@ -182,6 +182,18 @@ def write_file(path: Path, data: bytes, *, anew: bool = False) -> None:
         os.close(fd)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """A small file that is there under its name when it is complete and on disk; what is there gives way then."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        write_file(partial, data)
+        rename(partial, path)
+    except BaseException:
+        try_remove(partial)
+        raise
+    sync_directory(path.parent)
+
+
 def _note(fd: int, path: Path) -> None:
     files = made.get()
     if files is not None:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from breccia.checkpoint.files import disk
@@ -14,7 +17,7 @@ try:
 except ImportError:  # not POSIX
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Lock", "lock"]
+__all__ = ["Lock", "lock", "scratch"]
 
 _NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
 
@@ -59,6 +62,25 @@ def lock(path: Path) -> Lock | None:
             os.close(fd)
             raise
         Lock(path, fd, owner).close()  # the process that held the lock removed the file: try again
+
+
+@contextlib.contextmanager
+def scratch(prefix: str, parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+    """A folder for temporary files, below ``parent`` or where the system has them; those that processes that were
+    killed left there are removed."""
+    place = Path(tempfile.gettempdir() if parent is None else parent)
+    for old in place.glob(f"{prefix}*/lock"):
+        with contextlib.suppress(OSError):  # of another user, or gone meanwhile
+            if (held := lock(old)) is not None:
+                disk.remove_tree(old.parent, last="lock")
+                held.close()
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=place) as made:
+        held = lock(Path(made) / "lock")
+        try:
+            yield Path(made)
+        finally:
+            if held is not None:
+                held.close()
 
 
 def _is_at(fd: int, path: Path) -> bool:

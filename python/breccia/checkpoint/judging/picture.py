@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia.checkpoint.files import disk
 from breccia.peers import require
 
 __all__ = ["ERROR_RANGE", "PER_OCTAVE", "draw"]
@@ -40,7 +41,9 @@ def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     matplotlib is not installed."""
     figure = _figure(rows, title)
     if out.suffix.lower() == ".png":
-        figure.savefig(out, dpi=100)
+        pixels = io.BytesIO()
+        figure.savefig(pixels, format="png", dpi=100)
+        disk.replace_file(out, pixels.getvalue())
         return
     text = io.StringIO()
     with require("matplotlib", "plot").rc_context({"svg.fonttype": "none", "svg.hashsalt": "breccia"}):
@@ -50,7 +53,7 @@ def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
         inner = picture[picture.index("<svg") :]
         head = f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>{_STYLE}"
         picture = f"{head}<body>{inner}{_table(rows)}{_SCRIPT}</body>\n"
-    out.write_text(picture, "utf-8")
+    disk.replace_file(out, picture.encode())
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

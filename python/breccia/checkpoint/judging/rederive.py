@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from breccia._version import __version__
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.input_file import sha256_of
+from breccia.checkpoint.files.locks import scratch
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.plan import Planner
 from breccia.checkpoint.planning.request import Request
@@ -103,8 +103,8 @@ class _Again(Job):
         if set(names) != set(said["files"]):
             return f"files: {', '.join(sorted(set(names) ^ set(said['files'])))}"
         beside = out.parent if os.access(out.parent, os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix=".breccia-", dir=beside) as folder:
-            work = Work(Path(folder) / out.name, self._identity(), directory=whole)
+        with scratch(".breccia-rederive-", beside) as folder:
+            work = Work(folder / out.name, self._identity(), directory=whole)
             try:
                 self.checkpoint.sums = Sums()
                 with contextlib.closing(Workers(self.threads)) as workers:

@@ -199,7 +199,10 @@ def _scheme(given: ModelScheme | str | os.PathLike[str]) -> ModelScheme:
         return given
     path = path_of(given, "scheme")
     try:
-        return ModelScheme.from_toml(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        if not text.strip():
+            raise ValueError("a scheme's file must have rules or a KV cache, it is empty")
+        return ModelScheme.from_toml(text)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 
