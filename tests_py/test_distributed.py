@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """breccia.distributed over gloo: what the ranks make together is byte for byte what one process makes."""
 
+import datetime
 import hashlib
+import time
 from functools import partial
 
 import breccia
@@ -294,6 +296,63 @@ def refuses(rank, world):
         "plan is required for rounding='stochastic'",
         lambda: distributed.cast(x, "mxfp8", rounding="stochastic", seed=1),
     )
+
+
+def wrong_on_one_rank(rank, world):
+    """What one rank passes, and the others; each after a gather by one plan that all have agreed on."""
+    x = tensor((384, 384))
+    for recipe in ("mxfp8", "nvfp4", breccia.INT8Scaling(), breccia.INT4Scaling(symmetric=False, signed=False)):
+        for dim in (0, 1):
+            dealt = distributed.plan((384, 384), recipe, world, dim)
+            part = breccia.cast(dealt.cut(x, rank), recipe, amax=distributed.amax([x], recipe, dim=dim)[0])
+            wide = breccia.cast(x, recipe)
+            yield part, "a tensor", partial(distributed.all_gather, dim=dim)
+            yield part, part.to("numpy"), partial(distributed.all_gather, plan=dealt)
+            yield part, None, partial(distributed.all_gather, plan=dealt)
+            yield part, wide, partial(distributed.all_gather, plan=dealt)
+    yield x, x.numpy(), partial(distributed.cast, recipe="nvfp4")
+    yield [x], [None], partial(distributed.amax, recipe="fp8")
+    yield x, None, partial(distributed.reduce_scatter, recipe="mxfp8")
+    half = breccia.cast(x, "mxfp8")
+    yield (
+        half,
+        half.mT,
+        partial(distributed.all_to_all, in_splits=[384 // world] * world, out_splits=[384 // world] * world),
+    )
+
+
+def tells_who_failed(rank, world):
+    for right, wrong, collective in wrong_on_one_rank(rank, world):
+        group = dist.new_group(timeout=datetime.timedelta(seconds=60))
+        if getattr(collective, "keywords", {}).get("plan") is not None:
+            for _ in range(2):
+                collective(right, group=group)
+        began = time.monotonic()
+        with pytest.raises(Exception) as info:
+            collective(wrong if rank == 1 else right, group=group)
+        assert time.monotonic() - began < 20, collective
+        named = f"rank 1 of group {group.group_name!r} of the ranks" in str(info.value)
+        assert named == (rank != 1), info.value
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_that_fails_tells_the_others_at_once(world):
+    distributed_ranks.run(world, tells_who_failed)
+
+
+def gathers_nan(rank, world):
+    for recipe, shape, dim in possible():
+        x = tensor(shape)
+        x[1, -1] = float("nan")
+        whole, dealt = breccia.cast(x, recipe), distributed.plan(shape, recipe, world, dim)
+        part = distributed.cast(dealt.cut(x, rank), recipe, plan=dealt)
+        for gathered in (distributed.all_gather(part, dim=dim), distributed.all_gather(part, plan=dealt)):
+            same = breccia.dequantize(gathered).view(torch.int32) == breccia.dequantize(whole).view(torch.int32)
+            assert same.all() and digest(gathered) == digest(whole), (recipe, shape, dim)
+
+
+def test_nan_is_gathered_as_it_is():
+    distributed_ranks.run(2, gathers_nan)
 
 
 def test_errors_name_what_is_wrong():

@@ -131,7 +131,9 @@ def _check_like(first: ScaledTensor, other: ScaledTensor, i: int, axis: int) -> 
 
 
 def _same(arrays: Sequence[Any]) -> bool:
-    return all(array is arrays[0] or bool((array == arrays[0]).all()) for array in arrays[1:])
+    """Whether all hold the same numbers; NaN, which a scale may be, is one too."""
+    first, nan = arrays[0], arrays[0] != arrays[0]
+    return all(x is first or bool(((x == first) | (nan & (x != x))).all()) for x in arrays[1:])  # noqa: PLR0124
 
 
 def _shared(arrays: Sequence[Any], name: str, axis: int) -> Any:

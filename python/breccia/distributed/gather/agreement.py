@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from breccia.distributed.gather.groups import called, gather_into, members_of, place
+from breccia.distributed.gather.groups import called, gather_into, members_of, place, wait
 from breccia.distributed.sharding import Plan
 from breccia.frameworks.torch.meta import flatten
 from breccia.scaled_tensor import ScaledTensor
@@ -57,7 +57,7 @@ def extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:
     device = scaled.data.device
     mine = torch.tensor([scaled.shape[axis], _form(scaled, axis)], dtype=torch.int64, device=device)
     everyone = mine.new_empty(2 * dist.get_world_size(group))
-    gather_into(everyone, mine, group=group)
+    wait(gather_into(everyone, mine, group=group, async_op=True), group)
     told = everyone.reshape(-1, 2).tolist()
     for rank, (_, form) in enumerate(told):
         if form != told[0][1]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from breccia import verbs
 from breccia.distributed.gather import agreement, in_place
 from breccia.distributed.gather.buffers import Wire
-from breccia.distributed.gather.groups import check_group, device_of, gather_into
+from breccia.distributed.gather.groups import device_of, gather_into, tells, wait
 from breccia.distributed.gather.handle import Handle
 from breccia.distributed.sharding import Plan, deal, plan
 from breccia.frameworks.torch.meta import flatten, unflatten
@@ -25,6 +25,7 @@ from breccia.value import joining, slicing
 _HEADER_BYTES = 4096
 
 
+@tells(1)
 def all_gather(
     scaled: ScaledTensor, group: Any = None, dim: int = 0, *, plan: Plan | None = None, async_op: bool = False
 ) -> Any:
@@ -34,7 +35,7 @@ def all_gather(
         scaled: this rank's part, of torch tensors; whole blocks long along ``dim`` on every rank but the last that
             holds any. Transposed views are welcome.
         group: the ranks; None for all.
-        dim: the axis along which the parts lie; may be negative.
+        dim: the axis along which the parts lie; may be negative. ``plan.dim`` where a plan is given.
         plan: how the tensor is dealt out, where `plan` did it. Without it the ranks first tell each other the form and
             how long their parts are, 16 bytes each; with it they do so at the first gather of a form by that plan, and
             later gathers trust each rank to hold that form. Parts that `breccia.distributed.cast` made are trusted to
@@ -48,14 +49,18 @@ def all_gather(
         RuntimeError: ``torch.distributed`` is not initialized.
         TypeError: ``scaled`` is not a ScaledTensor of torch tensors.
         ValueError: a part cuts a block, ranks hold parts of different forms, or they have different scales where the
-            tensor can have only one (`amax` makes it).
+            tensor can have only one (`amax` makes it); or another rank has failed before it came here, which ends the
+            use of the group: its ranks are no longer in step.
     """
-    scaled = _checked(scaled, "scaled", group)
+    return _result(_gathered(_checked(scaled), group, dim if plan is None else plan.dim, plan), async_op)
+
+
+def _gathered(scaled: ScaledTensor, group: Any, dim: int, plan: Plan | None) -> Handle:
     if plan is not None and (gathering := in_place.known(scaled, dim, plan, group)) is not None:
-        return _result(gathering.start(scaled, group), async_op)
+        return gathering.start(scaled, group)
     if scaled.layout.axis == -2:
-        made = all_gather(scaled.mT, group, _swapped(dim, scaled.ndim), plan=_turned(plan), async_op=True)
-        return _result(made.then(lambda whole: whole.mT), async_op)
+        turned = _gathered(scaled.mT, group, _swapped(dim, scaled.ndim), _turned(plan))
+        return turned.then(lambda whole: whole.mT)
     axis = _axis(dim, scaled.ndim)
     world = dist.get_world_size(group)
     extents = agreement.extents(scaled, axis, group) if plan is None else agreement.planned(scaled, axis, plan, group)
@@ -64,7 +69,7 @@ def all_gather(
         gathering = in_place.Gathering.of(scaled, group)
         if plan is not None:
             in_place.keep(gathering, scaled, dim, plan, group)
-        return _result(gathering.start(scaled, group), async_op)
+        return gathering.start(scaled, group)
     wires = [Wire(scaled, axis, extent) for extent in extents]
     size = max(wire.bytes for wire in wires)
     mine = _buffer(scaled, size)
@@ -75,9 +80,10 @@ def all_gather(
     def finish() -> ScaledTensor:
         return _joined([wire.read(everyone[i * size : i * size + wire.bytes]) for i, wire in enumerate(wires)], axis)
 
-    return _result(Handle(work, finish), async_op)
+    return Handle(work, finish, group)
 
 
+@tells(3)
 def all_to_all(
     scaled: ScaledTensor,
     out_splits: Sequence[int],
@@ -102,7 +108,7 @@ def all_to_all(
         ValueError: the splits do not suit the tensor or the number of ranks, a block would be cut, or the runs have
             different scales where the tensor can have only one.
     """
-    scaled = _checked(scaled, "scaled", group)
+    scaled = _checked(scaled)
     if scaled.layout.axis != -1:
         raise ValueError("scaled must not be a transposed view: send its .mT, then take .mT of the result")
     axis, world = -scaled.ndim, dist.get_world_size(group)
@@ -124,9 +130,10 @@ def all_to_all(
     work = dist.all_to_all_single(
         receive, send, [w.bytes for w in received], [w.bytes for w in sent], group=group, async_op=True
     )
-    return _result(Handle(work, lambda: _joined(_read_all(received, receive), axis)), async_op)
+    return _result(Handle(work, lambda: _joined(_read_all(received, receive), axis), group), async_op)
 
 
+@tells(2)
 def reduce_scatter(
     x: torch.Tensor, recipe: ScalingRecipe | str, group: Any = None, dim: int = 0, *, async_op: bool = False
 ) -> Any:
@@ -146,7 +153,6 @@ def reduce_scatter(
         RuntimeError, TypeError, ValueError: see `all_gather` and `breccia.cast`.
     """
     recipe = resolve(recipe)
-    check_group(group)
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     dealt = plan(tuple(x.shape), recipe, world, dim)
     axis = dealt.dim - x.ndim
@@ -171,9 +177,10 @@ def reduce_scatter(
         assert total is not None
         return total
 
-    return _result(Handle(work, finish), async_op)
+    return _result(Handle(work, finish, group), async_op)
 
 
+@tells(2)
 def broadcast(scaled: ScaledTensor | None, src: int = 0, group: Any = None, *, async_op: bool = False) -> Any:
     """The tensor of rank ``src`` of the group, on every rank.
 
@@ -195,10 +202,11 @@ def broadcast(scaled: ScaledTensor | None, src: int = 0, group: Any = None, *, a
     if dist.get_rank(group) == src:
         wire.write(like, buffer)
     work = dist.broadcast(buffer, _global_rank(src, group), group=group, async_op=True)
-    made = Handle(work, lambda: wire.read(buffer))
+    made = Handle(work, lambda: wire.read(buffer), group)
     return _result(made.then(lambda whole: whole.mT) if turned else made, async_op)
 
 
+@tells(2)
 def scatter(
     scaled: ScaledTensor | None, src: int = 0, group: Any = None, dim: int = 0, *, async_op: bool = False
 ) -> Any:
@@ -231,7 +239,7 @@ def scatter(
         for wire, buffer, cut in zip(wires, lists, ranges, strict=True):
             wire.write(like[(slice(None),) * (like.ndim + axis) + (slice(*cut),)], buffer)
     work = dist.scatter(mine, lists, _global_rank(src, group), group=group, async_op=True)
-    made = Handle(work, lambda: wires[rank].read(mine[: wires[rank].bytes]))
+    made = Handle(work, lambda: wires[rank].read(mine[: wires[rank].bytes]), group)
     return _result(made.then(lambda part: part.mT) if turned else made, async_op)
 
 
@@ -239,11 +247,10 @@ def _result(handle: Handle, async_op: bool) -> Any:
     return handle if async_op else handle.wait()
 
 
-def _checked(scaled: Any, name: str, group: Any) -> ScaledTensor:
-    check_group(group)
+def _checked(scaled: Any) -> ScaledTensor:
     if not isinstance(scaled, ScaledTensor) or not isinstance(scaled.data, torch.Tensor):
         kind = f"one of {type(scaled.data).__name__}" if isinstance(scaled, ScaledTensor) else type(scaled).__name__
-        raise TypeError(f"{name} must be a ScaledTensor of torch tensors, got {kind}")
+        raise TypeError(f"scaled must be a ScaledTensor of torch tensors, got {kind}")
     check_kernels(scaled)
     return scaled
 
@@ -307,7 +314,6 @@ def _global_rank(rank: int, group: Any) -> int:
 
 def _announced(scaled: Any, src: int, group: Any) -> tuple[ScaledTensor, bool]:
     """The tensor itself on ``src``, upright; elsewhere one of its form without memory. And whether it was turned."""
-    check_group(group)
     if not 0 <= src < dist.get_world_size(group):
         raise ValueError(f"src must be a rank of the group, 0 to {dist.get_world_size(group) - 1}, got {src}")
     here = dist.get_rank(group) == src
@@ -315,12 +321,12 @@ def _announced(scaled: Any, src: int, group: Any) -> tuple[ScaledTensor, bool]:
     text, problem = b"", None
     if here:
         try:
-            text = _header(_checked(scaled, "scaled", group))
+            text = _header(_checked(scaled))
         except TypeError as error:  # the others wait for a message: they get this one
             text, problem = json.dumps({"error": str(error)[: _HEADER_BYTES // 8]}).encode(), error
         message[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     message = message.to(device_of(group))
-    dist.broadcast(message, _global_rank(src, group), group=group)
+    wait(dist.broadcast(message, _global_rank(src, group), group=group, async_op=True), group)
     if problem is not None:
         raise problem
     told = json.loads(text if here else bytes(message.cpu().numpy()).rstrip(b"\0"))

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups: checks, and how messages call a rank."""
+"""Process groups: checks, how messages call a rank, and how one that fails tells those that wait for it."""
 
 from __future__ import annotations
 
-from typing import Any
+import datetime
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,3 +47,68 @@ def device_of(group: Any) -> torch.device:
 
 # The name of torch 2.13 and later; before, the same function had another.
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# By group: how many collectives this process has begun, which is their number on all ranks.
+_begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_PATIENCE = datetime.timedelta(seconds=0.5)  # before a rank that waits asks whether another has failed
+
+Collective = TypeVar("Collective", bound=Callable[..., Any])
+
+
+def tells(place_of_group: int) -> Callable[[Collective], Collective]:
+    """Marks a collective whose errors are left in the store of the ranks, where those look that wait for this one;
+    ``place_of_group``: the number of its argument ``group``."""
+
+    def mark(collective: Collective) -> Collective:
+        @functools.wraps(collective)
+        def marked(*arguments: Any, **named: Any) -> Any:
+            group = arguments[place_of_group] if len(arguments) > place_of_group else named.get("group")
+            check_group(group)
+            members = members_of(group)
+            _begun[members] = _begun.get(members, 0) + 1
+            try:
+                return collective(*arguments, **named)
+            except Exception as error:
+                said = f"rank {dist.get_rank(group)} of {called(group)} failed: {type(error).__name__}: {error}"
+                _store().set(_note(members, _begun[members]), said)
+                raise
+
+        return marked  # type: ignore[return-value]
+
+    return mark
+
+
+def wait(work: Any, group: Any, number: int | None = None) -> None:
+    """Wait for the work of the collective of that number, this process's last one where it is None.
+
+    Raises:
+        ValueError: another rank has failed in it. The ranks are then no longer in step: its work is never done.
+    """
+    members = members_of(group)
+    if device_of(group).type == "cuda":  # the stream waits, and torch's watchdog looks after it
+        work.wait()
+        return
+    note = _note(members, number_of(group) if number is None else number)
+    while True:
+        try:
+            work.wait(_PATIENCE)
+            return
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # raises what went wrong
+                return
+        if _store().check([note]):
+            raise ValueError(_store().get(note).decode())
+
+
+def number_of(group: Any) -> int:
+    """Of the collective that this process has begun last."""
+    return _begun.get(members_of(group), 0)
+
+
+def _note(members: Any, number: int) -> str:
+    return f"breccia/{members.group_name}/{number}"
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()

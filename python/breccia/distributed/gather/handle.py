@@ -6,19 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from breccia.distributed.gather import groups
+
 
 class Handle:
     """A collective under way. `wait` returns its result, and may be called again."""
 
-    def __init__(self, work: Any, finish: Callable[[], Any]) -> None:
+    def __init__(self, work: Any, finish: Callable[[], Any], group: Any = None) -> None:
         self._work, self._finish = work, finish
+        self._group, self._number = group, groups.number_of(group)
         self._result: Any = None
 
     def wait(self) -> Any:
         """Wait for the transfer (on a GPU: make the current stream wait) and return what it brought."""
         if self._finish is not None:
             if self._work is not None:
-                self._work.wait()
+                groups.wait(self._work, self._group, self._number)
             self._result, self._work, self._finish = self._finish(), None, None  # type: ignore[assignment]
         return self._result
 

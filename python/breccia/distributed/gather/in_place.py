@@ -65,7 +65,7 @@ class Gathering(NamedTuple):
                     _check_equal(gathered.view(self.world, -1), name)
             return ScaledTensor._of(self.form, **made)
 
-        return Handle(work, finish)
+        return Handle(work, finish, group)
 
 
 def _check_equal(everyone: torch.Tensor, name: str) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from breccia import verbs
 from breccia.distributed.gather import agreement
-from breccia.distributed.gather.groups import check_group
+from breccia.distributed.gather.groups import tells, wait
 from breccia.distributed.sharding import Plan
 from breccia.formats import finfo
 from breccia.frameworks.torch import launches
@@ -22,6 +22,7 @@ from breccia.scaled_tensor import ScaledTensor
 _BY_KERNEL = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@tells(2)
 def amax(
     tensors: Sequence[torch.Tensor], recipe: ScalingRecipe | str, group: Any = None, dim: int = 0
 ) -> list[torch.Tensor | None]:
@@ -41,8 +42,10 @@ def amax(
         RuntimeError: ``torch.distributed`` is not initialized.
         ValueError: a tensor has no such axis.
     """
-    recipe = resolve(recipe)
-    check_group(group)
+    return _amax(tensors, resolve(recipe), group, dim)
+
+
+def _amax(tensors: Sequence[torch.Tensor], recipe: ScalingRecipe, group: Any, dim: int) -> list[torch.Tensor | None]:
     needed = [crossing(recipe, dim, x.ndim) for x in tensors]
     if not any(needed):
         return [None] * len(tensors)
@@ -52,10 +55,10 @@ def amax(
     if by_rows and not finfo(recipe.element).has_nan:  # one NaN makes the scale of the whole row NaN
         flags = [torch.isnan(x).any(-1).float() for x, wanted in zip(tensors, needed, strict=True) if wanted]
     if len(found) == 1 and not flags:
-        dist.all_reduce(found[0], dist.ReduceOp.MAX, group=group)
+        _reduce(found[0], group)
         return [found[0] if wanted else None for wanted in needed]
     packed = torch.cat([x.reshape(-1) for x in (*found, *flags)])
-    dist.all_reduce(packed, dist.ReduceOp.MAX, group=group)
+    _reduce(packed, group)
     reduced = [
         part.reshape(x.shape)
         for part, x in zip(packed.split([x.numel() for x in (*found, *flags)]), (*found, *flags), strict=True)
@@ -67,6 +70,11 @@ def amax(
     return [next(rest) if wanted else None for wanted in needed]
 
 
+def _reduce(x: torch.Tensor, group: Any) -> None:
+    wait(dist.all_reduce(x, dist.ReduceOp.MAX, group=group, async_op=True), group)
+
+
+@tells(2)
 def cast(
     x: torch.Tensor,
     recipe: ScalingRecipe | str,
@@ -92,13 +100,15 @@ def cast(
 
     Raises:
         RuntimeError: ``torch.distributed`` is not initialized.
+        TypeError: ``x`` is not a torch tensor.
         ValueError: ``x`` is not the part that the plan gives this rank, or stochastic rounding has no plan.
     """
-    check_group(group)
     recipe = resolve(recipe)
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
     rank = dist.get_rank(group)
     dim = dim if plan is None else plan.dim
-    found = amax([x], recipe, group, dim)[0]  # before any check: the other ranks wait for it
+    found = _amax([x], recipe, group, dim)[0]  # before any check: the other ranks wait for it
     options: dict[str, Any] = {"rounding": rounding, "seed": seed}
     if plan is not None:
         wanted = plan.shape_of(rank)
