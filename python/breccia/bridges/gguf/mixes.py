@@ -13,7 +13,7 @@ from breccia.bridges.gguf.blocks import TYPES
 __all__ = ["MIXES", "Model", "fitting", "type_in_mix"]
 
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+?)(_exps|_shexp)?\.weight")
-# Where a row is no whole super-block. Newer llama-quantize has Q4_0 for the first two, of as many bytes.
+# Where a row is no whole super-block. For the first two llama-quantize has Q4_0 since 2026, of as many bytes.
 _INSTEAD = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _LARGE_LLAMAS = ("llama", "qwen2")  # with 80 layers they are of 70 billion, 8 heads of which share a value
 Rule = tuple[str, Callable[[int, int], bool]]  # a type, and in which of so many layers a tensor has it
