@@ -19,6 +19,7 @@ from breccia.checkpoint import (
     complete,
     convert,
     finish,
+    merge_lora,
     plan,
     save_arrays,
     verify,
@@ -30,6 +31,7 @@ from breccia.gguf import types as gguf_types
 from breccia.gguf.container import GgufFile, GgufWriter
 from checkpoints import minilm, weight
 from fault_runner import tree
+from tiny_models import made_once, transformers
 
 
 def test_hostile_gguf_is_refused(tmp_path: Path) -> None:
@@ -66,25 +68,92 @@ def test_metadata_of_any_length_is_kept(kind: str, before: int, tmp_path: Path) 
         assert {key: list(read[key][1]) for key in lists} == lists
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_part_of_a_split_model_is_not_the_model(count: int, tmp_path: Path) -> None:
-    """Files of llama-gguf-split are called part-00001-of-00003.gguf; of joined ones the count is 0."""
+def split(source: Path, name: Path, most: int, alone: bool) -> list[Path]:
+    """A file cut by gguf-py into files of so many tensors; ``alone``: the first has none."""
     gguf = pytest.importorskip("gguf")
-    for number in range(max(count, 1)):
-        writer = gguf.GGUFWriter(tmp_path / f"{number}.gguf", "none")
-        writer.add_uint16("split.no", number)
-        writer.add_uint16("split.count", count)
-        writer.add_tensor(f"{number}.weight", weight(64, 256))
-        for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-            write()
-        writer.close()
-    if count < 2:
-        assert convert(tmp_path / "0.gguf", tmp_path / "out.gguf", "gguf:q8_0")["tensors"] == {"cast": 1}
-        return
-    for to in ("out.gguf", "out.safetensors", "folder"):
-        with pytest.raises(ValueError, match=r"0\.gguf: split.count must be 1, got 3: llama-gguf-split --merge joins"):
-            convert(tmp_path / "0.gguf", tmp_path / to, "gguf:q8_0" if to == "out.gguf" else "bf16")
-        assert not (tmp_path / to).exists()
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(name, architecture, split_max_tensors=most, small_first_shard=alone)
+    for key, field in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        raw = np.ascontiguousarray(tensor.data)
+        writer.add_tensor(tensor.name, raw, raw_dtype=tensor.tensor_type)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return sorted(name.parent.glob(f"{name.stem}-*.gguf"))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_files_of_a_split_model_are_one(alone: bool, tmp_path: Path) -> None:
+    """Whichever of them is named; what is made of them is what is made of the whole file."""
+    transformers()
+    source = made_once(tmp_path / "models")("llama-wide")
+    convert(source, tmp_path / "whole.gguf", "gguf:q4_k_m")
+    paths = split(tmp_path / "whole.gguf", tmp_path / "cut.gguf", 6, alone)
+    assert len(paths) == (5 if alone else 4)
+    convert(tmp_path / "whole.gguf", f"{tmp_path}/wanted/", "nvfp4")
+    for path in (paths[0], paths[-1]):
+        convert(path, f"{tmp_path}/out/", "nvfp4", force=True)
+        for name in ("model.safetensors", "config.json"):
+            assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
+    report = convert(paths[0], tmp_path / "again.gguf", "gguf:q4_k_m")
+    assert report["tensors"] == {"keep": 16, "copy": 5}
+    whole, again = GgufFile(tmp_path / "whole.gguf"), GgufFile(tmp_path / "again.gguf")
+    assert again.fields.keys() == whole.fields.keys()
+    assert all(again.raw(name).tobytes() == whole.raw(name).tobytes() for name in whole.entries)
+    assert verify(tmp_path / "whole.gguf", paths[1], min_sqnr_db=200)["ok"]
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4}))
+    name = "base_model.model.model.layers.0.mlp.down_proj.lora_{}.weight"
+    inner = whole.shapes["blk.0.ffn_down.weight"][1]
+    pair = {name.format("A"): weight(4, inner), name.format("B"): weight(256, 4)}
+    save_arrays(pair, adapter / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"base must be one GGUF file, .*cut-00001-of-0000\d\.gguf is one of several"):
+        merge_lora(paths[0], adapter, tmp_path / "merged.gguf")
+
+
+def test_files_of_a_split_model_that_do_not_belong_together(tmp_path: Path) -> None:
+    save_arrays({f"{i}.weight": weight(32, 64) for i in range(3)}, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", tmp_path / "a.gguf", "gguf:f16")
+    first, second, third = split(tmp_path / "a.gguf", tmp_path / "x.gguf", 1, False)
+    whole = GgufFile(second)
+    assert list(whole.entries) == ["0.weight", "1.weight", "2.weight"]
+    whole.close()
+    alone = tmp_path / "alone.gguf"
+    alone.write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match=r"alone\.gguf: one of 3 files must be called as NAME-00001-of-00003\.gguf"):
+        GgufFile(alone)
+    raw = third.read_bytes()
+    third.unlink()
+    with pytest.raises(ValueError, match=r"all 3 files of the model must be there, x-00003-of-00003\.gguf is not"):
+        GgufFile(first)
+    third.write_bytes(second.read_bytes())
+    with pytest.raises(ValueError, match=r"x-00003-of-00003\.gguf: tensor '1\.weight' must appear once"):
+        GgufFile(first)
+    third.write_bytes(first.read_bytes())
+    second.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"x-00002-of-00003\.gguf: split\.no must be 1 and split\.count 3"):
+        GgufFile(first)
+    second.write_bytes(raw[:-8])
+    with pytest.raises(ValueError, match=r"x-00002-of-00003\.gguf: tensor '2\.weight': file must have \d+ bytes"):
+        GgufFile(first)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_of_files_that_were_joined_the_count_is_0(count: int, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "0.gguf", "none")
+    writer.add_uint16("split.count", count)
+    writer.add_tensor("0.weight", weight(64, 256))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    assert convert(tmp_path / "0.gguf", tmp_path / "out.gguf", "gguf:q8_0")["tensors"] == {"cast": 1}
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

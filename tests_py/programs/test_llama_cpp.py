@@ -86,9 +86,9 @@ def lost(file: Path, folder: Path) -> float:
 @pytest.mark.parametrize("key", [*RECIPES, *KINDS])
 @pytest.mark.parametrize("name", ["llama", "experts"])
 def test_it_computes_with_every_target(name: str, key: str, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Beside quantized weights it rounds inputs to 8 bits."""
+    """Beside quantized weights it rounds inputs to 8 bits, and beside bfloat16 to that; another layout costs all."""
     convert(model(name), tmp_path / "a.gguf", f"gguf:{key}")
-    assert lost(tmp_path / "a.gguf", tmp_path / "values") < (0.005 if key in ("f16", "bf16") else 0.06)
+    assert lost(tmp_path / "a.gguf", tmp_path / "values") < (0.015 if key in ("f16", "bf16") else 0.1)
 
 
 def test_it_computes_with_codes_by_gptq(model: Callable[[str], Path], tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_it_computes_with_codes_by_gptq(model: Callable[[str], Path], tmp_path: 
 
     torch = pytest.importorskip("torch")
     source = AutoModelForCausalLM.from_pretrained(model("llama"), dtype=torch.float32)
-    batches = torch.randint(3, 500, (8, 64), generator=torch.Generator().manual_seed(0))
+    batches = torch.randint(3, 500, (40, 64), generator=torch.Generator().manual_seed(0))
     calibrate(source, batches.split(1)).save(tmp_path / "moments.safetensors")
     moments = {"moments": tmp_path / "moments.safetensors"}
     convert(model("llama"), tmp_path / "a.gguf", "gguf:q4_k_m", method="gptq", **moments)
     convert(model("llama"), tmp_path / "b.gguf", "gguf:q4_k_m", **moments)
     assert (tmp_path / "a.gguf").read_bytes() != (tmp_path / "b.gguf").read_bytes()
     assert (tmp_path / "a.gguf").stat().st_size == (tmp_path / "b.gguf").stat().st_size
-    assert lost(tmp_path / "a.gguf", tmp_path / "values") < 0.06
+    assert lost(tmp_path / "a.gguf", tmp_path / "values") < 0.1
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +18,11 @@ from breccia.bridges.gguf import found_of
 from breccia.bridges.gguf.blocks import NUMBERS, TYPES
 from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.files.input_file import InputFile
+from breccia.checkpoint.files.input_file import InputFile, JoinedFiles
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import Entry, emptied
 from breccia.gguf.models import model_of
+from breccia.gguf.types import Fields, whole
 
 __all__ = ["LEFT_OUT", "GgufFile", "GgufWriter", "block_bytes", "block_type"]
 
@@ -36,6 +38,7 @@ _ARRAY_COST = 32  # strings that an array in an array counts as
 _MAX_FIELDS = 1 << 16
 _MAX_TENSORS = 1 << 17  # the largest models have half of that where each expert has its own
 _CHUNK = 1 << 20
+_PART = re.compile(r"(.*)-(?:\d{5})-of-(\d{5})\.gguf")  # of the files that llama-gguf-split makes
 _PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")  # types that safetensors has by these names
 
 
@@ -125,7 +128,8 @@ def _bounded(cursor: _Cursor, count: int) -> int:
 
 
 class GgufFile:
-    """Entries of a GGUF file, their raw bytes and the metadata, in ``fields`` as (type, value).
+    """Entries of a GGUF file, or of all files of one that was cut, their raw bytes and the metadata, in ``fields`` as
+    (type, value).
 
     An entry's shape is in bytes along the last axis, in rows as NumPy counts them; ``kinds`` has the
     block types and ``shapes`` the logical shapes; ``model`` has the names of the model's own checkpoints.
@@ -143,13 +147,44 @@ class GgufFile:
         self.fields: dict[str, tuple[int, Any]] = {}
         self.file = InputFile(self.path)
         try:
-            self._read(str(self.path), self.file.size)
+            self.fields = self._read(self.file, 0)
+            if (count := whole(self.fields, "split.count", 1)) > 1:
+                self._join(count)
+            self.model = model_of(self.fields, self.entries)
         except BaseException:
             self.file.close()
             raise
 
-    def _read(self, where: str, size: int) -> None:
-        cursor = _Cursor(self.file, where)
+    def _join(self, count: int) -> None:
+        """Read all files of a model that llama-gguf-split has cut; the first has the metadata."""
+        match = _PART.fullmatch(self.path.name)
+        if match is None or int(match[2]) != count:
+            wanted = f"NAME-00001-of-{count:05d}.gguf"
+            raise ValueError(f"{self.path}: one of {count} files must be called as {wanted}, beside the others")
+        paths = [self.path.with_name(f"{match[1]}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
+        if missing := [path.name for path in paths if not path.exists()]:
+            raise ValueError(f"{self.path}: all {count} files of the model must be there, {missing[0]} is not")
+        self.file.close()
+        self.file = joined = JoinedFiles(paths)
+        self.path = paths[0]
+        for table in (self.entries, self.kinds, self.shapes):
+            table.clear()
+        for number, (file, start) in enumerate(zip(joined.files, joined.starts, strict=True)):
+            fields = self._read(file, start)
+            if (whole(fields, "split.count", 0), whole(fields, "split.no", 0)) != (count, number):
+                raise ValueError(f"{file.path}: split.no must be {number} and split.count {count}")
+            self.fields = self.fields if number else fields
+        said = whole(self.fields, "split.tensors.count", len(self.entries))
+        if said != len(self.entries):
+            raise ValueError(
+                f"{paths[0]}: split.tensors.count must be {len(self.entries)}, as many as there are, got {said}"
+            )
+        self.fields = {key: value for key, value in self.fields.items() if not key.startswith("split.")}
+
+    def _read(self, file: InputFile, base: int) -> Fields:
+        """Take the tensors of a file whose bytes begin at ``base`` of all; give its metadata."""
+        where, size, known = str(file.path), file.size, Fields()
+        cursor = _Cursor(file, where)
         if size < 24 or cursor.take(4) != _MAGIC:
             raise ValueError(f"{where}: file must begin with GGUF and have at least 24 bytes")
         version = cursor.number("<I")
@@ -162,27 +197,23 @@ class GgufFile:
             raise ValueError(f"{where}: file must have at most {_MAX_TENSORS} tensors, got {tensors}")
         for _ in range(fields):
             key = cursor.text()
-            if key in self.fields:
+            if key in known:
                 raise ValueError(f"{where}: metadata {key[:200]!r} must appear once")
             kind = cursor.number("<I")
-            self.fields[key] = (kind, cursor.value(kind))
-        parts = self.fields.get("split.count", (_INT32, 1))[1]
-        if parts not in (0, 1):
-            more = "llama-gguf-split --merge joins the files of a model"
-            raise ValueError(f"{where}: split.count must be 1, got {str(parts)[:80]}: {more}")
+            known[key] = (kind, cursor.value(kind))
         table = [self._info(cursor) for _ in range(tensors)]
-        self.model = model_of(self.fields, [name for name, *_ in table])
-        alignment = self.fields.get("general.alignment", (4, 32))[1]
+        alignment = known.get("general.alignment", (4, 32))[1]
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
             raise ValueError(f"{where}: general.alignment must be a multiple of 8, got {str(alignment)[:80]}")
         start = -(-cursor.at // alignment) * alignment
         for name, kind_name, shape, offset in table:
-            self._add(name, kind_name, shape, start + offset, size)
-        end = start
-        for entry in sorted(self.entries.values(), key=lambda e: e.start):
+            self._add(where, name, kind_name, shape, base + start + offset, base + size)
+        end = base + start
+        for entry in sorted((self.entries[name] for name, *_ in table), key=lambda e: e.start):
             if entry.start < end:
                 raise ValueError(f"{where}: tensor {entry.name!r}: offset must be past the tensor before it")
             end = entry.stop
+        return known
 
     def _info(self, cursor: _Cursor) -> tuple[str, str, tuple[int, ...], int]:
         name = cursor.text()
@@ -197,8 +228,8 @@ class GgufFile:
             )
         return name, NUMBERS[number], shape, offset
 
-    def _add(self, name: str, kind: str, shape: tuple[int, ...], start: int, size: int) -> None:
-        where = f"{self.path}: tensor {name!r}"
+    def _add(self, path: str, name: str, kind: str, shape: tuple[int, ...], start: int, size: int) -> None:
+        where = f"{path}: tensor {name!r}"
         if name in self.entries:
             raise ValueError(f"{where} must appear once")
         _, block, nbytes = TYPES[kind]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.input_file import JoinedFiles
 from breccia.gguf.container import GgufFile
 from breccia.gguf.parameters import OWN, config_fields, gemma_scale
 from breccia.gguf.rope import ROPE_FACTORS, ROPE_TENSORS, llama3_of, longrope_of, rope_of_fields
@@ -53,6 +54,8 @@ def _config(file: GgufFile) -> dict[str, Any]:
         made["head_dim"] = whole(file.fields, f"{at}.key_length", made["head_dim"])
     if "sliding_window" in made and f"{at}.sliding_window" in file.fields:
         made["sliding_window"] = whole(file.fields, f"{at}.sliding_window")
+    if isinstance(file.file, JoinedFiles):  # of which transformers looks for the output layer in the first
+        made["tie_word_embeddings"] = "output.weight" not in file.entries
     if isinstance(made.get("pad_token_id"), int) and made["pad_token_id"] >= made["vocab_size"]:
         made["pad_token_id"] = None  # a default of the model's class, for its own vocabulary
     if architecture.startswith("gemma"):

@@ -14,6 +14,7 @@ import numpy as np
 from breccia.bridges.common import float32
 from breccia.bridges.gguf import KINDS, RECIPE_OF, to_gguf
 from breccia.bridges.parts import Found
+from breccia.checkpoint.files.input_file import JoinedFiles
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.lora.job import Merge
 from breccia.checkpoint.lora.plan import FLOATS, MergePlanner
@@ -41,8 +42,8 @@ class _InPlace(MergePlanner):
     """See `MergePlanner`; the base is a GGUF file."""
 
     def _target_of(self, checkpoint: Checkpoint) -> Target:
-        if len(checkpoint.files) > 1:
-            raise ValueError(f"base must be one GGUF file, {checkpoint.path} has {len(checkpoint.files)}")
+        if isinstance(_file_of(checkpoint).file, JoinedFiles):
+            raise ValueError(f"base must be one GGUF file, {checkpoint.path} is one of several")
         return Target("merge-lora", format="gguf", exclude=("*",))
 
     def _settled(self, target: Target) -> Target:

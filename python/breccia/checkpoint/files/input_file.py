@@ -4,12 +4,14 @@ file meanwhile, a call raises an error, where access to a mapping would kill the
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import hashlib
+import itertools
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +20,7 @@ import numpy as np
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 
-__all__ = ["DataFile", "InputFile", "read_bounded", "sha256_of"]
+__all__ = ["DataFile", "InputFile", "JoinedFiles", "read_bounded", "sha256_of"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _MOST = 1 << 30  # bytes of one call
@@ -123,6 +125,58 @@ class InputFile:
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class JoinedFiles(InputFile):
+    """Files that are read as one: the bytes of each come behind those of the one before it. What is read at a time lies
+    in one of them.
+
+    Attributes:
+        files: the open files.
+        starts: where each begins.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.path, self._fd = paths[0], -1
+        self.files: list[InputFile] = []
+        try:
+            for path in paths:
+                self.files.append(InputFile(path))
+        except BaseException:
+            self.close()
+            raise
+        *self.starts, self.size = itertools.accumulate((file.size for file in self.files), initial=0)
+        one, two, three, four = (sum(numbers) for numbers in zip(*(file.stamp for file in self.files), strict=True))
+        self.stamp = one, two, three, four
+
+    def _place(self, start: int, stop: int) -> tuple[InputFile, int, int]:
+        number = bisect.bisect_right(self.starts, start) - 1
+        return self.files[number], start - self.starts[number], stop - self.starts[number]
+
+    def array(self, start: int, stop: int) -> Array:
+        """See `InputFile.array`."""
+        file, begin, end = self._place(start, stop)
+        return file.array(begin, end)
+
+    def view(self, start: int, stop: int) -> Array:
+        """See `InputFile.view`."""
+        file, begin, end = self._place(start, stop)
+        return file.view(begin, end)
+
+    def release(self, start: int, stop: int) -> None:
+        """See `InputFile.release`."""
+        file, begin, end = self._place(start, stop)
+        file.release(begin, end)
+
+    def check_unchanged(self) -> None:
+        """See `InputFile.check_unchanged`."""
+        for file in self.files:
+            file.check_unchanged()
+
+    def close(self) -> None:
+        """See `InputFile.close`."""
+        for file in self.files:
+            file.close()
 
 
 def read_bounded(path: Path, most: int) -> tuple[bytes, disk.Stamp]:

@@ -90,7 +90,6 @@ class Checkpoint:
             self.container = container_of(path)
             self.files.append(self.container.open(path))
         for file in self.files:
-            self.stamps[file.path] = file.file.stamp
             if len(self.files) == 1:  # one mapping of all names is enough
                 self.entries, self.home = file.entries, dict.fromkeys(file.entries, file)
                 break
