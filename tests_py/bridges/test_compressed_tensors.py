@@ -20,7 +20,7 @@ pytest.importorskip("compressed_tensors")
 def scheme(recipe: Any) -> Any:
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    group = bridge.BRIDGE.config(Written({"a": recipe}))["quantization_config"]["config_groups"]["group_0"]
+    group = bridge.BRIDGE.dialect.write(Written({"a": recipe}))["quantization_config"]["config_groups"]["group_0"]
     args = {k: v for k, v in group["weights"].items() if v is not None}
     return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args)), group["format"]
 

@@ -103,6 +103,21 @@ def containers() -> tuple[Container, ...]:
 
 
 @cache
+def owned() -> frozenset[str]:
+    """Entries of config.json that are no model's but a format's: what an output says by them is its own format's."""
+    from breccia.bridges.dialect import PLACES
+
+    return frozenset((*PLACES, *(key for one in registry().values() for key in one.dialect.owns)))
+
+
+@cache
+def config_files() -> tuple[str, ...]:
+    """Files beside the weights that say how they are quantized, which this package writes too."""
+    files = (one.dialect.file for one in registry().values())
+    return ("config.json", *(f"{name}.json" for name in files if name))
+
+
+@cache
 def _home() -> dict[str, ModuleType]:
     homes = {name: module for module in modules().values() for name in module.__all__}
     others = {name: importlib.import_module(f"{__name__}.{home}") for home, names in _OTHERS.items() for name in names}

@@ -22,12 +22,14 @@ from breccia.bridges.common import (
     scale_name,
 )
 from breccia.bridges.contract import FileFormat
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.integers import integer_zero_point, offset_bits
 from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.written import Written
 from breccia.recipes import INT4Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import integers
 
 NAME = "awq"
 RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
@@ -217,5 +219,5 @@ BRIDGE = FileFormat(
     read=lambda parts, found: from_awq(parts, found.record(Details).symmetric),
     carries=carries,
     lay_out=lambda scaled, place: lay_out(scaled),
-    config=config,
+    dialect=Dialect(read=integers.scheme, write=config, **integers.SAID),
 )

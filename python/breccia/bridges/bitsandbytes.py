@@ -14,8 +14,10 @@ import numpy as np
 from breccia.bridges.checks import number, numbers, real
 from breccia.bridges.common import Array, check_parts, codes, get
 from breccia.bridges.contract import FileFormat
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.bounded_json import loads
+from breccia.schemes.dialects import integers
 
 NAME = "bitsandbytes"
 
@@ -132,4 +134,5 @@ BRIDGE = FileFormat(
     find=find,
     refine=refine,
     read=lambda parts, found: from_bitsandbytes(parts),
+    dialect=Dialect(read=integers.scheme, **integers.SAID),
 )

@@ -10,11 +10,13 @@ live tensors take the tensor.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from breccia.bridges.common import Array
+from breccia.bridges.dialect import PLACES, Dialect
 from breccia.bridges.file_kinds import SAFETENSORS, Container
 from breccia.bridges.fp8 import of_a_vendor
 from breccia.bridges.outside import OutsideTensor
@@ -23,7 +25,7 @@ from breccia.bridges.readers import Readers
 from breccia.bridges.written import InputScale, Written
 from breccia.recipes import ScalingRecipe, has_exponents
 from breccia.scaled_tensor import ScaledTensor
-from breccia.schemes.value import UNSAID, Activations, Unsaid
+from breccia.schemes.value import UNSAID, Activations, KVCache, Unsaid
 
 __all__ = [
     "BY_COLUMNS",
@@ -145,8 +147,9 @@ class FileFormat:
             config.json says it, or nothing does.
         inputs_written: (recipe of the weight, how its inputs are to be quantized) → what `inputs_beside` finds in what
             is written: the same where the format can say it.
-        cache_scales: where the scales of an FP8 KV cache are written, of keys ("k") and of values ("v"): their names
-            with ``{}`` for the layer's, and shapes; empty where there is no place for them.
+        cache_scales: where the scales of a KV cache are written, of keys ("k") and of values ("v"): their names with
+            ``{}`` for the layer's, and shapes; empty where there is no place for them.
+        caches: the KV caches that config.json has words for, where there are `cache_scales`.
         readers: what the programs that load the format know.
         row_axis: the axis of stored tensors along which a matrix's rows lie: 0 or -1; None where there is none, or
             where what is stored for some rows is not what would be stored for these rows alone. With 0, a batch's
@@ -154,8 +157,7 @@ class FileFormat:
         shape_role: the role whose numbers are the logical shape; "" where there is none.
         reshaped: (a tensor, the shape of some of its rows) → their description, which `read` is called with.
         sample: a tensor to try the format with.
-        beside: the file beside config.json that says of quantization what `said_beside` reads; "" where there is none.
-        said_beside: (that file's JSON object) → the object that config.json has under ``quantization_config``.
+        dialect: what its config.json says, see `Dialect`.
         claims: (the context of `find`) → how much of a checkpoint is this format's, which settles who is asked first to
             `find` a tensor: `NAMED` where config.json names the format, `NO` where it is not to be asked, else
             `LIKELY`, or more where it tells its own tensors from another's that look alike. Where two that claim as
@@ -188,8 +190,7 @@ class FileFormat:
         plain_metadata: (name) → the header's entries for a tensor that stays plain.
         header: (names of a file's logical tensors, recipes of the quantized modules by their names, modules with a
             scale of their activations) → the file's entries.
-        config: (the checkpoint as it is written) → entries of config.json, and under the name of `beside` what that
-            file says; ValueError where it cannot say it.
+        config: ``write`` of the dialect, for a format that has no more of it.
         vendors_elements: whether `carries` decides about FP8 elements of vendors, too, such as float8_e4m3fnuz; they
             are not carried otherwise.
         exponents: the same of recipes whose groups have exponents, such as `Float8ExpandedScaling`.
@@ -217,13 +218,13 @@ class FileFormat:
         UNSAID
     )
     cache_scales: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    caches: tuple[KVCache, ...] = (KVCache("float8_e4m3fn"),)
     readers: Readers = field(default_factory=Readers)
     row_axis: int | None = None
     shape_role: str = ""
     reshaped: Callable[[Found, tuple[int, ...]], Found] = lambda found, shape: replace(found, shape=shape)
     sample: Sample = field(default_factory=Sample)
-    beside: str = ""
-    said_beside: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
+    dialect: Dialect = field(default_factory=Dialect)
     claims: Callable[[Mapping[str, Any]], int] | None = None
     find: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Found | None] = lambda name, entries, context: None
     find_all: Callable[[Mapping[str, Any], Mapping[str, str]], list[Found]] | None = None
@@ -240,13 +241,15 @@ class FileFormat:
     role_name: Callable[[str, str], str] = stored_name
     plain_metadata: Callable[[str], dict[str, str]] = _nothing
     header: Callable[[Sequence[str], Mapping[str, ScalingRecipe], frozenset[str]], dict[str, str]] = _nothing
-    config: Callable[[Written], dict[str, Any]] = _nothing
+    config: Callable[[Written], dict[str, Any]] | None = None
     vendors_elements: bool = False
     exponents: bool = False
 
     def __post_init__(self) -> None:
         if not self.methods:
             object.__setattr__(self, "methods", (self.name,))
+        if self.config is not None:
+            object.__setattr__(self, "dialect", replace(self.dialect, write=self.config))
         if not self.vendors_elements:
             self._carry_less(of_a_vendor)
         if not self.exponents:
@@ -271,6 +274,20 @@ class FileFormat:
             Those of `opens_in` that do not refuse it.
         """
         return [program for program in self.opens_in if program not in self.refused.get(key, ())]
+
+    @property
+    def owned(self) -> frozenset[str]:
+        """Entries of config.json that are the format's: those that its dialect owns, and what it writes of its sample.
+
+        Returns:
+            Their names.
+        """
+        model, keys = self.sample.model, {*PLACES, *self.dialect.owns}
+        for recipe in self.recipes.values():
+            with contextlib.suppress(ValueError):
+                module = self.sample.name.removesuffix(".weight")
+                keys |= self.dialect.write(Written({module: recipe}, original=model)).keys() - model.keys()
+        return frozenset(keys)
 
     def open(self, parts: Mapping[str, Array], found: Found) -> Made:
         """A logical tensor of its stored ones: see `read`.

@@ -27,6 +27,7 @@ from breccia.bridges.common import (
     row_blocks,
 )
 from breccia.bridges.contract import FileFormat, Place, Sample
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_stored
 from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
@@ -41,6 +42,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import fp8 as words
 
 NAME = "deepseek"
 RECIPES: dict[str, ScalingRecipe] = {
@@ -319,5 +321,5 @@ BRIDGE = FileFormat(
     model_knows=model_knows,
     lay_out=lay_out_for_checkpoint,
     input_scale=input_scale,
-    config=config,
+    dialect=Dialect(("fbgemm_fp8", "mxfp8"), words.scheme, config, owns=("expert_dtype",), **words.SAID),
 )

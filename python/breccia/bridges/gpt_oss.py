@@ -8,6 +8,7 @@ from typing import Any
 
 from breccia.bridges.common import Array, codes, get, made
 from breccia.bridges.contract import FileFormat, Sample
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
@@ -15,6 +16,7 @@ from breccia.bridges.written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import fp8 as words
 
 NAME = "gpt-oss"
 RECIPES: dict[str, ScalingRecipe] = {"mxfp4": MXFP4BlockScaling()}
@@ -132,5 +134,5 @@ BRIDGE = FileFormat(
     takes=takes,
     lay_out=lambda scaled, place: lay_out(scaled),
     role_name=stored_name,
-    config=config,
+    dialect=Dialect(read=words.scheme, write=config, **words.SAID),
 )

@@ -26,6 +26,7 @@ from breccia.bridges.common import (
     scale_name,
 )
 from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.integers import int4, integer_zero_point, offset_bits, order_of_columns
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import (
@@ -42,6 +43,7 @@ from breccia.bridges.readers import fused_layers
 from breccia.bridges.written import Written
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import integers
 
 NAME = "gptq"
 RECIPES: dict[str, ScalingRecipe] = {
@@ -395,5 +397,5 @@ BRIDGE = FileFormat(
     keeps=_keeps,
     carries=carries,
     lay_out=lay_out_for_checkpoint,
-    config=config,
+    dialect=Dialect(("auto-round",), integers.scheme, config, **integers.SAID),
 )

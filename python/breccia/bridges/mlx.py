@@ -30,6 +30,7 @@ from breccia.bridges.common import (
     scale_name,
 )
 from breccia.bridges.contract import LIKELY, NAMED, FileFormat
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import from_words, pack_nibbles, packed_codes, unpack_bits, words
@@ -46,6 +47,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import others
 
 NAME = "mlx"
 EXTRA = "mlx"
@@ -402,5 +404,5 @@ BRIDGE = FileFormat(
     why_not=why_not,
     keeps=lambda found: found.kind.startswith("affine"),
     lay_out=lambda scaled, place: lay_out(scaled),
-    config=config,
+    dialect=Dialect((), others.scheme, config, ("quantize_activations",), words=others.MLX, names=("",)),
 )

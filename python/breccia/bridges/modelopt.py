@@ -28,6 +28,7 @@ from breccia.bridges.common import (
     scale_name,
 )
 from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, fp8_stored
 from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
@@ -44,6 +45,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import modelopt as words
 
 NAME = "modelopt"
 RECIPES: dict[str, ScalingRecipe] = {
@@ -256,12 +258,13 @@ def config(written: Written) -> dict[str, Any]:
     said = groups[0][0] if len(groups) == 1 else {"quant_algo": "MIXED_PRECISION", "quantized_layers": algorithms}
     ignored = [*written.ignored, *(one.pattern for one in written.patterns if one.kind == "glob")]
     producer = {"name": "modelopt", "version": "0.47.0"}
+    kept = next((name for name, one in words.CACHES.items() if one == written.cache), None)
     quantization = {
         **said,
-        "kv_cache_quant_algo": "FP8" if written.cache else None,
+        "kv_cache_quant_algo": kept,
         "exclude_modules": ignored,
     }
-    cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} if written.cache else {}
+    cache = {} if kept is None else {"kv_cache_scheme": _FP8_CACHE if kept == "FP8" else kept}
     return {
         "quantization_config": {
             "quant_method": "modelopt",
@@ -278,7 +281,10 @@ def config(written: Written) -> dict[str, Any]:
     }
 
 
-def said_beside(said: Mapping[str, Any]) -> dict[str, Any]:
+_FP8_CACHE = {"dynamic": False, "num_bits": 8, "type": "float"}
+
+
+def of_file(said: Mapping[str, Any]) -> dict[str, Any]:
     """The ``quantization_config`` of a checkpoint whose config.json has none, of its hf_quant_config.json."""
     quantization = said.get("quantization")
     return {"quant_method": NAME, **(quantization if isinstance(quantization, dict) else {})}
@@ -337,8 +343,7 @@ BRIDGE = FileFormat(
     input_scales=True,
     input_scale=input_scale,
     cache_scales={which: (f"{{}}.{which}_proj.{which}_scale", ()) for which in "kv"},
-    beside="hf_quant_config",
-    said_beside=said_beside,
+    caches=tuple(words.CACHES.values()),
     readers=Readers(
         pre_scales=True,
         shared_global_scale=True,
@@ -348,5 +353,5 @@ BRIDGE = FileFormat(
     read=lambda parts, found: from_modelopt(parts, found.kind, found.record(Details).fp8_format),
     carries=carries,
     lay_out=lay_out_for_checkpoint,
-    config=config,
+    dialect=Dialect(("modelopt_fp4",), words.scheme, config, file="hf_quant_config", of_file=of_file, **words.SAID),
 )

@@ -21,6 +21,7 @@ from breccia import frameworks, layouts, recipes
 from breccia.bridges.checks import StoredTypeError, shown
 from breccia.bridges.common import STORED_SCALES, Array, as_numpy, check_upright, codes, made
 from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_STORED
 from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, part
@@ -45,6 +46,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import others
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 from breccia.value import sixes
@@ -425,5 +427,5 @@ BRIDGE = FileFormat(
     store=store_in_checkpoint,
     input_scales=True,
     input_scale=input_scale,
-    config=config,
+    dialect=Dialect(read=others.scheme, write=config),
 )

@@ -101,6 +101,7 @@ class Origin:
         expert: which matrix of a stored batch; None where it is the whole.
         experts: matrices in that batch.
         factor: name of a stored scale of the layer's inputs, which multiplies the columns; "" where there is none.
+        low_rank: names of two stored matrices, (rank, columns) and (rows, rank), whose product is added before that.
         members: tensors that are put together, along a new first axis or by ``cut``.
         whole: the tensor that this is a half of.
         cut: which half, or how halves are put together.
@@ -113,6 +114,7 @@ class Origin:
     expert: int | None = None
     experts: int = 1
     factor: str = ""
+    low_rank: tuple[str, ...] = ()
     members: tuple[Found, ...] = ()
     whole: Found | None = None
     cut: Cut | None = None

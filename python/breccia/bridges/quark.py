@@ -27,6 +27,7 @@ from breccia.bridges.common import (
     scale_name,
 )
 from breccia.bridges.contract import NAMED, NO, FileFormat
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe
 from breccia.bridges.integers import int4, integer_zero_point, offset_codes
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles, word_matrix
@@ -44,6 +45,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import quark as words
 from breccia.schemes.value import Activations
 from breccia.value import sixes
 
@@ -392,5 +394,5 @@ BRIDGE = FileFormat(
     read=_read,
     carries=carries,
     lay_out=lambda scaled, place: lay_out(scaled),
-    config=config,
+    dialect=Dialect(read=words.scheme, write=config, **words.SAID),
 )

@@ -24,8 +24,7 @@ def register(bridge: FileFormat) -> None:
     if name in bridges.registry():
         raise ValueError(f"bridge.name must be new, there is a format {name!r}")
     registered[name] = bridge
-    bridges._by_name.cache_clear()
-    bridges.containers.cache_clear()
+    _forget()
 
 
 def unregister(name: str) -> None:
@@ -38,5 +37,9 @@ def unregister(name: str) -> None:
         KeyError: none was.
     """
     del registered[name]
-    bridges._by_name.cache_clear()
-    bridges.containers.cache_clear()
+    _forget()
+
+
+def _forget() -> None:
+    for known in (bridges._by_name, bridges.containers, bridges.owned, bridges.config_files):
+        known.cache_clear()

@@ -11,7 +11,7 @@ from typing import Any
 
 from breccia.recipes import DelayedScaling, Float8CurrentScaling, ScalingRecipe
 from breccia.schemes.matching import Match
-from breccia.schemes.value import Activations
+from breccia.schemes.value import Activations, KVCache
 
 _HOW_SCALES_ARE_FOUND = frozenset(
     {
@@ -72,7 +72,7 @@ class Written:
         ignored: modules whose weights stay in high precision, those that share another's weight included.
         inputs: quantized modules with a scale of their activations.
         original: the source's config.json.
-        cache: whether the KV cache is of FP8, by constant scales or by 1.
+        cache: the KV cache, by constant scales or by 1; None where it is in high precision.
         activations: how the source quantizes the inputs of a module, where that is known.
         patterns: of modules that the source left alone by other things than their names, and that match no module that
             is quantized here.
@@ -84,7 +84,7 @@ class Written:
     ignored: list[str] = field(default_factory=list)
     inputs: frozenset[str] = frozenset()
     original: Mapping[str, Any] = field(default_factory=dict)
-    cache: bool = False
+    cache: KVCache | None = None
     activations: Mapping[str, Activations] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
     patterns: tuple[Match, ...] = ()

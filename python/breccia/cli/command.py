@@ -115,7 +115,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "'PATTERN=RECIPE,inputs=dynamic|static|local|none'",
     )
     convert.add_argument(
-        "--kv", type=str.lower, metavar="WORD", help="how the KV cache is quantized: fp8, int8 or none"
+        "--kv", type=str.lower, metavar="WORD", help="how the KV cache is quantized: fp8, int8, nvfp4 or none"
     )
     convert.add_argument(
         "--activations",

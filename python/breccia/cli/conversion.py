@@ -65,6 +65,7 @@ def cost(report: Mapping[str, Any]) -> list[str]:
     lines = [] if "plan" in report else after(f"{report['destination']}:", f"{done}{seconds} ({tensors})")
     if "plan" in report:
         lines += wrapped(f"{report['to']}: {done} ({tensors})")
+    lines += wrapped(report["accounted"])
     bits = _bits(report)
     errors = report["errors"]
     if errors is None:

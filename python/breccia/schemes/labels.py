@@ -54,7 +54,7 @@ def recipe_label(recipe: ScalingRecipe | str | None) -> str:
 def activations_label(said: Any) -> str:
     """An `Activations` or a `KVCache`, such as "FP8 static", "FP8 per token dynamic", "NVFP4 local", "FP8 g128 dynamic,
     powers of two"."""
-    scale = getattr(said, "scale", "float32")
+    scale = getattr(said, "scale", "float8_e4m3fn" if said.size == 16 else "float32")
     name = _ELEMENTS.get(said.element, said.element)
     if said.element == "float4_e2m1fn" and scale == "float8_e4m3fn":
         return f"NVFP4 {said.when}" + (" in two levels" if getattr(said, "two_level", False) else "")

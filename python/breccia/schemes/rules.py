@@ -187,7 +187,7 @@ class StoredScale:
 
     Attributes:
         module: the layer, or the attention whose keys or values it is of.
-        of: "input", "output", "k", "v", "q" or "prob".
+        of: "input", "output", "k", "v", "kv" (both), "q" or "prob".
         multiplier: value = code · multiplier, float32 numbers in the order of the file.
         form: "multiplier", or "divisor" where the file has the inverse.
         name: of the stored tensor.

@@ -31,7 +31,11 @@ from breccia.schemes.rules import UNSAID, Activations, KVCache, Rule, StoredScal
 __all__ = ["cache_of", "match_of", "parts_of_toml", "rule_of", "table_of", "toml_of", "weights_of"]
 
 _WHEN = ("dynamic", "static", "local")
-_CACHES = {"fp8": KVCache("float8_e4m3fn"), "int8": KVCache("int8")}
+_CACHES = {
+    "fp8": KVCache("float8_e4m3fn"),
+    "int8": KVCache("int8"),
+    "nvfp4": KVCache("float4_e2m1fn", "group", "local", 16),
+}
 _WORDS = {"none": None, "unsaid": UNSAID}
 _OPTIONS = ("mse", "asym", "e5m2", "16", "32", "64", "128", "256")
 _WILD = frozenset("*?[")

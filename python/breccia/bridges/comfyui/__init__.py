@@ -30,6 +30,7 @@ from breccia.bridges.common import (
     unswizzle,
 )
 from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_stored
 from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
@@ -44,6 +45,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import others
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 
@@ -382,5 +384,5 @@ BRIDGE = FileFormat(
     carries=carries,
     lay_out=lay_out_for_checkpoint,
     header=header,
-    config=config,
+    dialect=Dialect(read=others.scheme, write=config),
 )

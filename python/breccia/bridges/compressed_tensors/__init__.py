@@ -24,6 +24,7 @@ from breccia.bridges.compressed_tensors.integers import (
     store_int8,
 )
 from breccia.bridges.contract import FileFormat
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.fnuz import fnuz_values
 from breccia.bridges.fp8 import fp8_format_of, fp8_parts, fp8_recipe, fp8_stored
 from breccia.bridges.outside import OutsideTensor
@@ -43,6 +44,8 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import compressed_tensors as words
+from breccia.schemes.value import KVCache
 from breccia.value import sixes
 
 EXTRA = "compressed-tensors"
@@ -216,5 +219,6 @@ BRIDGE = FileFormat(
     lay_out=lambda scaled, place: lay_out(scaled, packed=not _headers.has_inputs(scaled.recipe, place.activations)),
     input_scale=_headers.input_scale,
     cache_scales={which: (f"{{}}.{which}_scale", (1,)) for which in "kv"},
-    config=_headers.config,
+    caches=(KVCache("float8_e4m3fn"), KVCache("int8")),
+    dialect=Dialect(read=words.scheme, write=_headers.config, **words.SAID),
 )

@@ -41,7 +41,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.schemes.matching import Match
-from breccia.schemes.value import Activations
+from breccia.schemes.value import Activations, KVCache
 
 
 def nvfp4_recipe(two_level: bool) -> NVFP4BlockScaling:
@@ -245,7 +245,7 @@ def config(written: Written) -> dict[str, Any]:
             "quantization_status": "compressed",
             "global_compression_ratio": None,
             "ignore": [*written.ignored, *(text for one in written.patterns if (text := _ignored(one)))],
-            "kv_cache_scheme": _FP8_CACHE if written.cache else None,
+            "kv_cache_scheme": None if written.cache is None else _static(written.cache),
             "config_groups": {
                 f"group_{i}": {
                     "targets": ["Linear"] if len(groups) == 1 else modules,
@@ -280,9 +280,6 @@ def _ignored(match: Match) -> str:
     return ""
 
 
-_FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
-
-
 _Part: TypeAlias = "dict[str, Any] | None"
 
 
@@ -300,8 +297,8 @@ def _written_groups(written: Written) -> list[tuple[ScalingRecipe, _Part, _Part,
     return groups
 
 
-def _static(said: Activations) -> _Part:
-    """Outputs that have one static scale."""
+def _static(said: Activations | KVCache) -> _Part:
+    """Outputs, or a KV cache, that have one static scale."""
     number = _NUMBERS.get(said.element)
     return number and {**number, "symmetric": said.symmetric, "strategy": "tensor", "dynamic": False}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from breccia.bridges.common import in_torch
 from breccia.bridges.contract import FileFormat
+from breccia.bridges.dialect import Dialect
 from breccia.bridges.file_kinds import Container
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.readers import Readers
@@ -31,6 +32,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.dialects import others
 
 NAME = reading.NAME
 EXTRA = "torchao"
@@ -172,7 +174,7 @@ BRIDGE = FileFormat(
     store=files.store_in_checkpoint,
     plain_metadata=files.plain_metadata,
     header=files.header,
-    config=files.config,
+    dialect=Dialect(read=others.scheme, write=files.config, words=others.TORCHAO, closed=("quant_type",)),
     input_scales=True,
     input_scale=files.input_scale,
     inputs_beside=files.beside,

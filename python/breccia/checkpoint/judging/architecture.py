@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from breccia.bridges.dialect import PLACES
 from breccia.bridges.parts import Found
 from breccia.checkpoint.reading.models import is_turned
 from breccia.cli.errors import one_line
@@ -30,7 +31,6 @@ _MOST_LAYERS = 1_000
 _LAYERS = re.compile("layer|depth|stage|repeat")
 # Keys that would make a package fetch weights, or code that it runs, by a name in the file.
 _NAMES_CODE = re.compile(r"implementation(_internal)?$|^auto_map$|^use_kernels$|^use_pretrained_backbone$|^backbone$")
-_QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 _EXPERTS = re.compile(r"\.(experts|switch_mlp)\.")
 
 
@@ -117,7 +117,7 @@ def _too_many(config: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     """A part of config.json without what names code, and without quantization."""
     if isinstance(value, Mapping):
-        kept = {k: v for k, v in value.items() if not _NAMES_CODE.search(str(k)) and k not in _QUANTIZATION}
+        kept = {k: v for k, v in value.items() if not _NAMES_CODE.search(str(k)) and k not in PLACES}
         return {key: _plain(one) for key, one in kept.items()}
     return [_plain(one) for one in value] if isinstance(value, list) else value
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from breccia.checkpoint.reading.account import keys_of, unread_modules
 from breccia.checkpoint.reading.logical import Batch, Said
 from breccia.checkpoint.reading.source import Checkpoint, without_collection
 from breccia.cli.errors import lines_of
@@ -48,8 +49,14 @@ def describe(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
     yield "tensors", _tensors(checkpoint, totals)
     yield "total", totals.report()
     yield "quantization_config", checkpoint.quantization
-    yield "findings", totals.findings
+    yield "findings", [*totals.findings, *_unread_keys(checkpoint)]
     checkpoint.close()
+
+
+def _unread_keys(checkpoint: Checkpoint) -> list[str]:
+    """What the checkpoint says of its quantization in words that nobody here reads."""
+    fates = keys_of(checkpoint.quantization, {}) if checkpoint.quantization else {}
+    return [f"{key} in quantization_config: nobody here reads it" for key, fate in fates.items() if fate == "unread"]
 
 
 @dataclass(eq=False, slots=True)
@@ -144,7 +151,7 @@ def lines(path: str | os.PathLike[str], *, summary: bool = False, every: bool = 
     yield f"{total['tensors']:,} tensors in {files} file{'s' if files != 1 else ''}: {total['weights']:,} weights,"
     yield f"{total['nbytes']:,} bytes, {total['bits_per_weight']:.3f} bits per weight"
     yield from (f"{count:>8,} × {kind}" for kind, count in total["formats"].items())
-    for text in totals.findings:
+    for text in (*totals.findings, *_unread_keys(checkpoint)):
         yield from wrapped(f"! {text}")
     checkpoint.close()
 
@@ -152,7 +159,10 @@ def lines(path: str | os.PathLike[str], *, summary: bool = False, every: bool = 
 def scheme_lines(path: str | os.PathLike[str], scheme: ModelScheme) -> Iterator[str]:
     """What a model is, a line for each role of its layers, of at most 80 columns."""
     checkpoint = Checkpoint(path)
-    names = [one.name.removesuffix(".weight") for one in checkpoint.found if len(one.shape) > 1]
+    unread, every = unread_modules(checkpoint), [one.name for one in checkpoint.found if len(one.shape) > 1]
+    modules = (name.rpartition(".")[0] for name in every)
+    pairs = zip(every, modules, strict=True)
+    names = dict.fromkeys(one if one in unread else name.removesuffix(".weight") for name, one in pairs)
     checkpoint.close()
     for line in folded(scheme, names):
         yield from wrapped(line)

@@ -20,25 +20,19 @@ from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import fused
 from breccia.checkpoint.planning.targets import Target
+from breccia.checkpoint.reading.account import OF_CACHE, OF_LAYERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
-from breccia.schemes.value import UNSAID, KVCache
+from breccia.schemes.value import UNSAID, KVCache, Unsaid
 from breccia.schemes.value import Activations as Of
 
 __all__ = ["Activations"]
 
-# Last parts of the names of tensors that say how a quantized layer's inputs or outputs are quantized.
-_OF_LAYERS = re.compile(
-    r"(.+)\.((input|output)_(scale|scale_2|global_scale|zero_point)|activation_scale|scale_input"
-    r"|_weight_act_(per_tensor_scale|quant_(scale|zero_point)))"
-)
-# The names that vLLM reads, and those that ModelOpt, compressed-tensors and Quark write.
-_OF_CACHE = re.compile(
-    r".+\.([kvq]_(scale|zero_point)|([kv])_proj\.\3_bias|kv_scale|[kv]_cache\.scale|prob_(output_)?scale)"
-    r"|.+\.[kvq]_proj\.output_scale"
-)
 _FP8 = KVCache("float8_e4m3fn")
+# What a scale of each kind of cache is the largest magnitude divided by; NVFP4's blocks have scales of up to 448.
+_NVFP4 = KVCache("float4_e2m1fn", "group", "local", 16)
+_TOPS = {_FP8: 448.0, KVCache("int8"): 127.0, _NVFP4: 448.0}
 _OF_QUERIES = re.compile(r".+\.(q_scale|q_zero_point)")
-_KEYS_AND_VALUES = re.compile(r"(.+?)\.(?:([kv])_proj\.output_scale|(?:[kv]_proj\.)?([kv])_scale)")
+_KEYS_AND_VALUES = re.compile(r"(.+?)\.(?:([kv])_proj\.output_scale|(?:[kv]_proj\.)?(k|v|kv)_scale)")
 
 
 class Activations:
@@ -54,27 +48,29 @@ class Activations:
         inputs: modules with a scale of their inputs whose meaning is known.
         outputs: module → its static scale of outputs, which is kept, once `choices` knows.
         made_of_amax: whether a scale of inputs is made of a file of moments, once `choices` knows.
-        cache: whether scales of the KV cache are written, or the target says without them that it is of FP8.
+        cache: what the target says of the KV cache, of which scales are written where the source has such.
         notes: what is left out, and what is another number, once `choices` knows.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[Found], target: Target) -> None:
         self.checkpoint, self.target = checkpoint, target
-        self.cache, self.made_of_amax, self.notes = False, False, list[str]()
+        self.cache: KVCache | None = None
+        self.made_of_amax, self.notes = False, list[str]()
         self._spell: Callable[[str], str] = str
         self.outputs: dict[str, Choice] = {}
         weights = {one.name: one for one in found if one.format != "plain"}
-        self._scales = {one.name: one for one in found if one.format == "plain"} if weights else {}
+        some = bool(weights or checkpoint.quantization)
+        self._scales = {one.name: one for one in found if one.format == "plain"} if some else {}
         self._layers: dict[str, Found] = {}
-        scheme = checkpoint.scheme_or_none if weights else None
-        self._cache_said = UNSAID if scheme is None else scheme.kv_cache
+        scheme = checkpoint.scheme_or_none if some else None
+        self._cache_said, self._source = (UNSAID, "") if scheme is None else (scheme.kv_cache, scheme.source)
         for name in self._scales:
             of_cache = name.endswith("_proj.output_scale") and isinstance(self._cache_said, KVCache)
-            if not of_cache and (match := _OF_LAYERS.fullmatch(name)):
+            if not of_cache and (match := OF_LAYERS.fullmatch(name)):
                 weight = weights.get(f"{match[1]}.weight") or weights.get(match[1])
                 if weight is not None:
                     self._layers[name] = weight if weight.recipe is not None else checkpoint.refined(weight)
-        self._caches = [name for name in self._scales if _OF_CACHE.fullmatch(name) and name not in self._layers]
+        self._caches = [name for name in self._scales if OF_CACHE.fullmatch(name) and name not in self._layers]
         self._states, self._seen = [], dict[str, float]()  # of TransformerEngine, and multipliers of inputs in them
         if not target.float_dtype:
             self._states = [one.name for one in found if one.name.endswith(ENDING) and one.dtype == "U8"]
@@ -84,6 +80,7 @@ class Activations:
             self._seen = {one.module: one.multiplier[0] for one in scales if one.name.endswith(ENDING)}
         self.names = frozenset((*self._layers, *self._caches, *self._states))
         self.inputs = frozenset(self._with_scales(found))
+        self.has_cache = bool(self._caches) or isinstance(self._cache_said, KVCache)
 
     def _with_scales(self, found: Sequence[Found]) -> Iterable[str]:
         """Modules whose inputs may have a static scale: as the source has it, or as a scheme asks and moments tell."""
@@ -288,48 +285,61 @@ class Activations:
 
     def _of_cache(self, quantized: bool) -> list[Choice]:
         """The scales of the KV cache as the target has them."""
-        said, names = self._cache_said, self.target.bridge.cache_scales
+        said, bridge = self._cache_said, self.target.bridge
         asked = UNSAID if self.target.asked is None else self.target.asked.scheme.kv_cache
         if quantized and asked is UNSAID and self._same_format():
-            self.cache = isinstance(said, KVCache)
+            self.cache = said if isinstance(said, KVCache) else None
             return [self._as_it_is(name) for name in self._caches]
-        if (not self._caches and not isinstance(said, KVCache) and asked is UNSAID) or asked is None:
+        if (not self.has_cache and asked is UNSAID) or asked is None:
             return []
         queries = [name for name in self._caches if _OF_QUERIES.fullmatch(name)]
         matches = {name: _KEYS_AND_VALUES.fullmatch(name) for name in self._caches if name not in queries}
+        wanted = said if asked is UNSAID else asked
+        has_place = quantized and bool(bridge.cache_scales) and wanted in bridge.caches
         fit = all(match and _is_number(self._scales[name]) for name, match in matches.items())
-        if asked == _FP8 and quantized and names and not (fit and said == _FP8 and self._caches):
-            self.cache = True
-            text = "the KV cache is of FP8 without scales, of which the source has none: programs take 1"
-            self.notes.append(Remark(text))
+        fit = fit and (said == wanted or (said in _TOPS and wanted in _TOPS))
+        if said == _NVFP4 and self._source != self.target.format:
+            fit = False  # of whose scales several conventions are in use
+        if has_place and asked is not UNSAID and not (fit and self._caches):
+            self._without_scales(asked)
             return []
-        self.cache = quantized and bool(names) and fit and said == _FP8 and asked in (UNSAID, _FP8)
-        if not self.cache and (isinstance(said, KVCache) or self._caches):
+        self.cache = wanted if has_place and fit and isinstance(wanted, KVCache) else None
+        if self.cache is None and self.has_cache:
             some = f" ({len(self._caches)}, such as {self._caches[0]})" if self._caches else ""
             self.notes.append(
                 f"what the source says of its KV cache{some} is left out: there is no place for it in "
                 f"{self.target.spelled}, so that programs do not quantize the cache by it"
             )
-        if not self.cache:
+        if self.cache is None or not isinstance(said, KVCache):
             return []
         if queries:
             self.notes.append(
                 f"scales of queries of {len(queries)} layers are left out: there is no place for them in "
                 f"{self.target.spelled}, so that programs do not quantize attention by them"
             )
+        factor = 1.0 if said == wanted else _TOPS[said] / _TOPS[self.cache]
         made = []
         for name, match in matches.items():
             assert match is not None
-            to, shape = names[match[2] or match[3]]
-            if (
-                to.format(match[1]) == name
-                and self._scales[name].shape == shape
-                and self.checkpoint.found.formats == {self.target.format}
-            ):
-                made.append(self._as_it_is(name))
-                continue
-            made.append(Choice(self._scales[name], "multiply", {to.format(match[1]): ("F32", shape)}, values=(1.0,)))
+            for which in match[2] or match[3]:
+                to, shape = bridge.cache_scales[which]
+                as_it_is = to.format(match[1]) == name and self._scales[name].shape == shape and said == wanted
+                if as_it_is and self.checkpoint.found.formats == {self.target.format}:
+                    made.append(self._as_it_is(name))
+                else:
+                    outputs = {to.format(match[1]): ("F32", shape)}
+                    made.append(Choice(self._scales[name], "multiply", outputs, values=(factor,)))
         return made
+
+    def _without_scales(self, asked: KVCache | Unsaid) -> None:
+        """A cache that is asked for and of which the source has no scales. Raises ValueError where it needs them."""
+        assert isinstance(asked, KVCache)
+        if asked.element.startswith("int") and asked.when == "static":
+            raise ValueError(f"kv: a cache of {asked} needs scales of keys and values, of which the source has none")
+        self.cache = asked
+        kind = "FP8" if asked == _FP8 else str(asked)
+        text = f"the KV cache is of {kind} without scales, of which the source has none: programs take 1"
+        self.notes.append(Remark(text))
 
     def _same_format(self) -> bool:
         """Whether all that the source says of its attention stays in its own words."""
@@ -337,7 +347,8 @@ class Activations:
             return False
         scheme = self.checkpoint.scheme_or_none
         said = {} if scheme is None else json.loads(scheme.raw)
-        return bool(said.get("config_groups") or said.get("kv_cache_scheme"))
+        other = self._cache_said != _FP8 and self._cache_said in self.target.bridge.caches
+        return other or bool(said.get("config_groups") or said.get("kv_cache_scheme"))
 
     def _as_it_is(self, name: str) -> Choice:
         found = self._scales[name]

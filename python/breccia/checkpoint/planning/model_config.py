@@ -7,6 +7,8 @@ import json
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
+from breccia import bridges
+from breccia.bridges.contract import registered
 from breccia.bridges.parts import Found
 from breccia.bridges.written import Written
 from breccia.checkpoint.planning.choices import Choice
@@ -38,9 +40,12 @@ class Config(NamedTuple):
 def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> Config:
     """What is to be said of a model that is written. Raises ValueError where the format cannot say it."""
     config = json.loads(json.dumps(checkpoint.config))
+    owned = bridges.owned()
+    for name in checkpoint.found.formats & registered.keys():
+        owned |= registered[name].owned
     for place in (config, config.get("text_config"), config.get("language_config")):
         if isinstance(place, dict):
-            for key in ("quantization_config", "compression_config", "quantization"):
+            for key in owned:
                 place.pop(key, None)
     if target.float_dtype:
         name = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[target.float_dtype]
@@ -56,12 +61,13 @@ def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> 
     patterns = _patterns_left(target.source, (*recipes, *kept))
     rules = {} if target.source is None else {module: target.source.rule(module) for module in target.outputs}
     given = {m: one.outputs for m, one in rules.items() if one is not None and isinstance(one.outputs, Activations)}
-    said = target.bridge.config(
+    said = target.bridge.dialect.write(
         Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns, given)
     )
     if target.source is not None and target.source.source == target.format and "quantization_config" in said:
-        _add(said["quantization_config"], _opaque(target.source, target.cache))
-    beside = target.bridge.beside
+        same = target.cache is not None and target.cache == target.source.kv_cache
+        _add(said["quantization_config"], _opaque(target.source, same))
+    beside = target.bridge.dialect.file
     others = {beside: said.pop(beside)} if beside in said else {}
     return Config({**config, **said}, others)
 

@@ -24,11 +24,11 @@ from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.rounding import rounding_notes
 from breccia.checkpoint.planning.shared_scales import share
 from breccia.checkpoint.planning.targets import Target
+from breccia.checkpoint.reading.account import STRAY, STRAYS, Account, check_all_is_read, fates, keys_of
 from breccia.checkpoint.reading.experts import gathered
 from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.reading.source import Checkpoint, is_float
-from breccia.checkpoint.reading.unread import check_all_is_read
 
 __all__ = ["Files", "Plan", "Planner"]
 
@@ -49,6 +49,7 @@ class Plan:
         config: what is said beside the weights.
         left_out: names of the source's tensors that are not written.
         notes: what is lost or changed, and remarks.
+        account: what becomes of all that the source has.
     """
 
     checkpoint: Checkpoint
@@ -60,6 +61,7 @@ class Plan:
     config: Config
     left_out: list[str]
     notes: list[str]
+    account: Account
 
     @property
     def nbytes(self) -> int:
@@ -146,6 +148,7 @@ class Planner:
             lost = checkpoint.container.left_behind(checkpoint.files, destination, self.into_directory)
             self.notes += [Remark(lost)] if lost else []
         _check_outputs(self.choices, container if checkpoint.container is not container else None)
+        account = self._account(config)
         return Plan(
             checkpoint,
             destination,
@@ -156,7 +159,31 @@ class Planner:
             config,
             self.left_out,
             self.notes,
+            account,
         )
+
+    def _account(self, config: Config) -> Account:
+        """What becomes of all that the source has; what nobody reads is noted."""
+        checkpoint, said = self.checkpoint, self.checkpoint.quantization
+        written = config.quantization if said else {}
+        same = written.get("quant_method") == said.get("quant_method")
+        keys = keys_of(said, written if same else {}) if said else {}
+        account = Account(fates(self.choices, checkpoint.entries), keys)
+        strays = [
+            c.found.name
+            for c in self.choices
+            if c.found.format == "plain" and c.action in ("copy", "float") and STRAYS.fullmatch(c.found.name)
+        ]
+        strays = strays and [name for name in strays if name not in self.activations.names]
+        self.notes += [f"{notes.some(strays)}: {STRAY}"] if strays else []
+        if unread := keys and [key for key, fate in keys.items() if fate == "unread"]:
+            self.notes.append(f"what the source says by {', '.join(unread)} is left out: nobody here reads it")
+        if "left out" in account.tensors.values():
+            known = self._without | {name for one in self.choices for name in one.found.parts.values()}
+            lost = [name for name, fate in account.tensors.items() if fate == "left out" and name not in known]
+            lost = [name for name in lost if not self._dropped(name)]
+            self.notes += [f"{notes.some(lost)}: left out, for nobody reads it"] if lost else []
+        return account
 
     def _what_to_know(self, found: list[Found], config: Config) -> list[str]:
         """Notes on what becomes of all tensors."""
@@ -180,7 +207,7 @@ class Planner:
         target = dataclasses.replace(target, names=names)
         self.notes += said
         alone, inputs = bool(self._quantized), self.activations.inputs
-        source = checkpoint.scheme_or_none if alone or inputs else None
+        source = checkpoint.scheme_or_none if alone or inputs or self.activations.has_cache else None
         container = checkpoint.container  # whose graph stays
         products = container.products(checkpoint.files) if container is target.bridge.container else {}
         target = dataclasses.replace(target, left_alone=alone, model=checkpoint.config, products=products)
@@ -209,8 +236,8 @@ class Planner:
         says = self.checkpoint.container.said_by_config if self.into_directory else ()  # what config.json says, too
         self._without = {*self.left_out, *self.activations.names, *says}
         found = self._refined([one for one in found if not self._dropped(one.name)])
-        if self._folds:
-            found = [self.checkpoint.folded(one) for one in found]
+        if self._folds or any(name.endswith(".svdquant_lora_a") for name in self.checkpoint.entries):
+            found = [self.checkpoint.folded(one, self._folds) for one in found]
             self._note_folded(found)
         return gathered(found, self.target)
 
@@ -250,6 +277,8 @@ class Planner:
         if folded:
             text = f"scales of the inputs of {len(folded)} layers (pre_quant_scale) are multiplied into their weights"
             self.notes.append(Remark(text))
+        if branches := [one for one in found if one.origin.low_rank]:
+            self.notes.append(Remark(f"low-rank branches beside {len(branches)} weights are added to them"))
 
     def _share(self) -> tuple[list[Choice], list[str]]:
         return share(self.choices, self.target, self.checkpoint)
@@ -265,6 +294,8 @@ class Planner:
         if name in self._without or (self._marks and self._marks.fullmatch(name)):
             return True
         weight = name.rpartition(".")[0] + ".weight"
+        if ".svdquant_lora_" in name and weight.replace(".weight_quantizer.", ".") in self._quantized:
+            return True
         if name.endswith(".pre_quant_scale") and self._folds:
             if weight not in self._quantized:
                 raise ValueError(

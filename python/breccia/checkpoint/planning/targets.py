@@ -19,7 +19,7 @@ from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.target_list import FLOATS, meant
 from breccia.gguf.models import ModelMap
 from breccia.recipes import ScalingRecipe
-from breccia.schemes.value import UNSAID, Activations, ModelScheme
+from breccia.schemes.value import UNSAID, Activations, KVCache, ModelScheme
 
 __all__ = ["AUTO", "FLOATS", "NO_KIND", "Feedback", "Target", "names_of", "parse_target", "target_names"]
 
@@ -41,7 +41,7 @@ class Target:
 
     ``names`` are those of a model that the format spells in its own way. ``left_alone`` says that the source is
     quantized: what its maker left in high precision stays so. ``inputs`` are modules with a scale of their
-    activations, ``outputs`` those with one of what they give, ``cache`` says whether the KV cache is of FP8.
+    activations, ``outputs`` those with one of what they give, ``cache`` is what is said of the KV cache.
     ``model`` is the source's config.json. ``recipe`` is None where the format was named without one: what the
     source has is kept if the format can hold it, and the format's first recipe is used if not. ``kind`` is what the
     format has that no recipe makes. ``with_inputs`` takes its place for modules with a scale of their activations.
@@ -65,7 +65,7 @@ class Target:
     names: ModelMap | None = None
     left_alone: bool = False
     inputs: frozenset[str] = frozenset()
-    cache: bool = False
+    cache: KVCache | None = None
     outputs: frozenset[str] = frozenset()
     model: Mapping[str, Any] = field(default_factory=dict)
     group_size: int | str | None = None

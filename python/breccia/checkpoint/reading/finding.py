@@ -6,14 +6,18 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 from collections.abc import Mapping, Sequence
+from fnmatch import translate
 from typing import Any
 
 from breccia import bridges
 from breccia.bridges.contract import LIKELY, NAMED, NO, FileFormat, registered
 from breccia.bridges.file_kinds import WeightFile
+from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.files.safetensors_header import Entry
+from breccia.checkpoint.reading.account import beside_weights
 from breccia.checkpoint.reading.naming import NAMELESS, naming
 
 __all__ = ["Finder", "check_shape", "stored_bytes"]
@@ -98,6 +102,14 @@ class Finder:
         for name in self.entries:
             if name.endswith(anchors) and name not in self.taken:
                 self._of_name(name)
+        dtypes = set(map(operator.attrgetter("dtype"), self.entries.values()))
+        if files[0].model is None and (self.found or not dtypes.isdisjoint(FP8_DTYPES)):
+            self.troubles = {**self._beside_weights(), **self.troubles}
+
+    def _beside_weights(self) -> dict[str, str]:
+        formats = {one.format for one in self.found}
+        marks = [translate(mark) for name in formats for mark in bridges.bridge(name).marks]
+        return beside_weights(self.found, self.entries, self.taken, re.compile("|".join(marks)) if marks else None)
 
     def _of_metadata(self, file: WeightFile, said: Mapping[str, str]) -> None:
         with naming(file.path, NAMELESS):

@@ -11,20 +11,16 @@ from typing import Any
 
 from breccia import bridges
 from breccia.bridges.checks import shown
+from breccia.bridges.dialect import PLACES
 from breccia.bridges.file_kinds import WeightFile
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.input_file import read_bounded
 
-__all__ = ["MAX_JSON", "MAX_SHARDS", "Folder", "config_files", "read_json"]
+__all__ = ["MAX_JSON", "MAX_SHARDS", "Folder", "read_json"]
 
 MAX_JSON = 100_000_000  # bytes, as of a header
 MAX_SHARDS = 1 << 16  # files that an index names
-
-
-def config_files() -> tuple[str, ...]:
-    """Files beside the weights that say how they are quantized, which this package writes too."""
-    return ("config.json", *[f"{b.beside}.json" for b in bridges.registry().values() if b.beside])
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -108,9 +104,9 @@ class Folder:
         if os.path.lexists(self.path / "config.json"):
             self.config = self._json(self.path / "config.json")
         for bridge in bridges.registry().values():
-            beside = self.path / f"{bridge.beside}.json"
-            if bridge.beside and os.path.lexists(beside) and not self.quantization():
-                self.config["quantization_config"] = bridge.said_beside(self._json(beside))
+            beside, dialect = self.path / f"{bridge.dialect.file}.json", bridge.dialect
+            if dialect.file and os.path.lexists(beside) and not self.quantization():
+                self.config["quantization_config"] = dialect.of_file(self._json(beside))
 
     def _paths(self) -> list[Path]:
         indices = sorted([p for p in self.path.glob("*.safetensors.index.json") if not p.name.startswith(".")])
@@ -147,7 +143,7 @@ class Folder:
                 raise ValueError(f"{index}: weight_map must name at most {MAX_SHARDS} files, it names more")
         if not names:
             raise ValueError(f"{index}: weight_map must name tensors and their files, it is empty")
-        others = config_files()
+        others = bridges.config_files()
         for name in names:
             if not name or name != os.path.basename(name) or name.startswith(".") or "\0" in name:
                 raise ValueError(f"{index}: files must be names in its directory, got {name[:200]!r}")
@@ -167,7 +163,7 @@ class Folder:
         """What config.json says of quantization, empty where it says nothing."""
         for place in (self.config, self.config.get("text_config"), self.config.get("language_config")):
             if isinstance(place, dict):
-                for key in ("quantization_config", "compression_config", "quantization"):
+                for key in PLACES:
                     said = place.get(key)
                     if isinstance(said, dict):
                         return said

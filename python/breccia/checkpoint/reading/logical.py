@@ -14,6 +14,7 @@ from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.files.safetensors_header import Entry
+from breccia.checkpoint.reading.account import scales_beside
 from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
 from breccia.checkpoint.reading.halves import ExpertsApart, Names, wholes
 from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
@@ -233,8 +234,7 @@ def casts(entries: Mapping[str, Entry]) -> frozenset[str]:
     fp8 = {entry.name for entry in entries.values() if entry.dtype in FP8_DTYPES}
     if not fp8:
         return frozenset()
-    others = [name for name in entries if "scal" in name and name not in fp8]
-    scaled = {name.rpartition(".")[0] for name in others} | {name.partition("scal")[0].rstrip("._") for name in others}
+    scaled = scales_beside({name: one for name, one in entries.items() if name not in fp8})
     none = not any(name in scaled or name.rpartition(".")[0] in scaled for name in fp8)
     return frozenset(fp8) if none else frozenset()
 

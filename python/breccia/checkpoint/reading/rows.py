@@ -94,7 +94,7 @@ def _runs(checkpoint: Checkpoint, found: Found) -> dict[str, _Run | None] | None
         return None if whole else {"weight": _Run(0, 1)}
     bridge, axes = bridges.bridge(found.format), len(found.shape)
     axis = bridge.row_axis
-    if axis is None or found.origin.members or found.origin.factor:
+    if axis is None or found.origin.members or found.origin.factor or found.origin.low_rank:
         return None
     if not (axes == 3 and axis == 0) and not (axes == 2 and found.shape[0] > _FEW):
         return None

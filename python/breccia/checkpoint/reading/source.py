@@ -20,20 +20,21 @@ from breccia.bridges.common import float32
 from breccia.bridges.file_kinds import SAFETENSORS, Container, WeightFile
 from breccia.bridges.fp8 import fp8_values
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.parts import Cut, Found
+from breccia.bridges.parts import Cut, Found, Origin
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.reading.account import low_rank_of, unread_modules
 from breccia.checkpoint.reading.experts import stack
 from breccia.checkpoint.reading.finding import Finder, check_shape, stored_bytes
 from breccia.checkpoint.reading.folder import Folder
 from breccia.checkpoint.reading.logical import Logical, Plain, casts, in_order
 from breccia.checkpoint.reading.naming import NAMELESS, naming
 from breccia.scaled_tensor import ScaledTensor
-from breccia.schemes import ModelScheme, of_checkpoint
+from breccia.schemes import Match, ModelScheme, Rule, of_checkpoint
 
 __all__ = ["Checkpoint", "assemble"]
 
@@ -149,7 +150,12 @@ class Checkpoint:
             ValueError: its configuration is not of its method's form.
         """
         with naming(self.path, NAMELESS):
-            return of_checkpoint(self)
+            scheme, unread = of_checkpoint(self), unread_modules(self)
+            if not unread:
+                return scheme
+            label = f"{self.quantization.get('quant_method') or 'codes'}, not read here"
+            rule = Rule(tuple(Match("name", module) for module in unread), label, None)
+            return replace(scheme, rules=(rule, *scheme.rules))
 
     @property
     def scheme_or_none(self) -> ModelScheme | None:
@@ -239,7 +245,7 @@ class Checkpoint:
             if origin.turned:
                 assert not isinstance(tensor, OutsideTensor)
                 tensor = tensor.mT if isinstance(tensor, ScaledTensor) else np.swapaxes(tensor, -1, -2)
-            return self._by_columns(tensor, self.array(origin.factor)) if origin.factor else tensor
+            return self._with_branches(tensor, origin) if origin.factor or origin.low_rank else tensor
 
     def _of_two(self, found: Found, cut: Cut) -> ScaledTensor | np.ndarray[Any, Any]:
         """A half of a tensor that GGUF keeps as two, or the whole of both halves."""
@@ -250,22 +256,39 @@ class Checkpoint:
             whole: ScaledTensor | np.ndarray[Any, Any] = cut.together([self.load(one) for one in found.origin.members])
             return whole
 
-    def folded(self, found: Found) -> Found:
-        """The weight of a layer whose inputs are scaled first, with that scale in its columns; others as they are.
+    def folded(self, found: Found, factors: bool = True) -> Found:
+        """The weight of a layer beside which a low-rank branch runs, with that added; and of one whose inputs are
+        scaled first, with that scale in its columns; others as they are.
 
         Args:
             found: one of ``found``.
+            factors: whether scales of inputs are to be put into weights, too.
 
         Returns:
             The tensor to convert.
         """
-        name = found.name.removesuffix("weight") + "pre_quant_scale"
-        if found.format == "plain" or len(found.shape) != 2 or name not in self.entries:
+        if found.format == "plain" or len(found.shape) != 2:
             return found
-        return replace(found, recipe=None, layout=None, origin=replace(found.origin, factor=name))
+        module = found.name.removesuffix("weight")
+        name = module + "pre_quant_scale" if factors and module + "pre_quant_scale" in self.entries else ""
+        branch = low_rank_of(module, self.entries)
+        if not name and not branch:
+            return found
+        return replace(found, recipe=None, layout=None, origin=replace(found.origin, factor=name, low_rank=branch))
 
-    def _by_columns(self, tensor: Any, factor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _with_branches(self, tensor: Any, origin: Origin) -> np.ndarray[Any, Any]:
         values: np.ndarray[Any, Any] = tensor.dequantize() if hasattr(tensor, "dequantize") else float32(tensor)
+        if origin.low_rank:
+            down, up = (float32(self.array(name)) for name in origin.low_rank)
+            if down.ndim != 2 or up.ndim != 2 or (len(up), down.shape[-1]) != values.shape or len(down) != up.shape[-1]:
+                raise ValueError(
+                    f"{origin.low_rank[0]!r} and {origin.low_rank[1]!r} must be (rank, {values.shape[1]}) and "
+                    f"({values.shape[0]}, rank), got shapes {down.shape} and {up.shape}"
+                )
+            values = values + up @ down
+        if not origin.factor:
+            return values
+        factor = self.array(origin.factor)
         if factor.size != values.shape[-1]:
             raise ValueError(f"pre_quant_scale must have {values.shape[-1]} entries, got shape {factor.shape}")
         return values * float32(factor).reshape(-1)

@@ -395,6 +395,8 @@ class Job:
             "not_finite": self.not_finite,
             "output_errors": self.rounded,
             "notes": self._all_notes(),
+            "accounted": str(self.plan.account),
+            "account": {"tensors": self.plan.account.tensors, "keys": self.plan.account.keys},
         }
 
 

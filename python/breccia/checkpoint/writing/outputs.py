@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from breccia import bridges
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.model_config import Config
-from breccia.checkpoint.reading.folder import MAX_JSON, config_files
+from breccia.checkpoint.reading.folder import MAX_JSON
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.manifest import NAME
 
@@ -33,7 +34,7 @@ def write_companions(
         total = {"total_size": sum(choice.nbytes for choice in choices)}
         _write(work / checkpoint.index.name, {"metadata": total, "weight_map": weights})
     if config is None:
-        for name in config_files():
+        for name in bridges.config_files():
             if (checkpoint.path / name).is_file():
                 disk.copy_file(checkpoint.path / name, work / name)
     elif (checkpoint.path / "config.json").is_file() if whole else checkpoint.config:
@@ -45,7 +46,7 @@ def write_companions(
 def _copy_others(source: Path, work: Path, files: set[str]) -> None:
     """Copy what is not the model's weights: files beside them, and folders, in which sentence-transformers keeps how
     it pools and further layers, weights included."""
-    modules, others = source / "modules.json", config_files()
+    modules, others = source / "modules.json", bridges.config_files()
     parts = _modules(modules) if modules.exists() else ()
     for path in sorted(source.iterdir()):
         skip = path.name.startswith(".") or path.name in others or path.name.endswith(".index.json")

@@ -23,8 +23,6 @@ from breccia.schemes.dialects.common import Said, names, scales_of, skipped
 from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
 
-METHODS = ("compressed-tensors",)
-
 ENDINGS = {
     ".input_scale": ("input", "multiplier"),
     ".input_global_scale": ("input", "divisor"),
@@ -34,7 +32,14 @@ ENDINGS = {
     ".q_scale": ("q", "multiplier"),
 }
 _WHAT = "compressed-tensors: config_groups"
-_READ = {"quant_method", "format", "ignore", "config_groups", "kv_cache_scheme", "quantization_status", "version"}
+SAID: dict[str, Any] = {
+    "words": "quant_method format ignore config_groups kv_cache_scheme quantization_status version "
+    "global_compression_ratio sparsity_config transform_config targets weights input_activations "
+    "output_activations num_bits type strategy group_size block_structure symmetric dynamic scale_dtype zp_dtype "
+    "actorder observer observer_kwargs run_compressed dequantize use_optimized_inference",
+    "closed": ("observer_kwargs", "transform_config"),
+    "names": ("config_groups",),
+}
 
 
 def scheme(said: Said) -> ModelScheme:
@@ -53,7 +58,7 @@ def scheme(said: Said) -> ModelScheme:
             ranked.append((rank, one if rank == 1 else "", Rule((match,), *meaning)))
     rules += _joined([rule for _, _, rule in sorted(ranked, key=lambda one: one[:2])])
     kv = told.get("kv_cache_scheme")
-    raw = {key: value for key, value in told.items() if key not in _READ}
+    raw = {key: value for key, value in told.items() if key not in SAID["words"].split() or key == "transform_config"}
     # What is of no weights, such as the classes of attention, and other caches than FP8's stay as they are said.
     apart = {name: group for name, group in (told.get("config_groups") or {}).items() if group.get("weights") is None}
     raw |= {"config_groups": apart} if apart else {}

@@ -10,18 +10,19 @@ from breccia.bridges.checks import numbers, real
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4BlockScaling
 from breccia.schemes.dialects.common import LINEAR, Said, component, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.matching import Match
-from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule
-
-METHODS = ("fp8", "fbgemm_fp8", "mxfp4", "mxfp8")
+from breccia.schemes.value import UNSAID, Activations, KVCache, ModelScheme, Rule, Unsaid
 
 ENDINGS = {
     ".input_scale": ("input", "multiplier"),
     ".activation_scale": ("input", "multiplier"),
     ".k_scale": ("k", "multiplier"),
     ".v_scale": ("v", "multiplier"),
+    ".kv_scale": ("kv", "multiplier"),
 }
-_READ = {"quant_method", "activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers", "fmt"}
-_READ |= {"scale_fmt", "activation_scale_ub"}
+SAID: dict[str, Any] = {
+    "words": "quant_method activation_scheme weight_block_size modules_to_not_convert modules_to_convert "
+    "ignored_layers fmt scale_fmt activation_scale_ub dequantize expert_dtype kv_cache_scheme moe_quant_algo",
+}
 
 
 def scheme(said: Said) -> ModelScheme:
@@ -39,8 +40,16 @@ def scheme(said: Said) -> ModelScheme:
             experts = Match("regex", r"(.*\.)?experts\..*")
             rules.append(Rule((experts,), MXFP4BlockScaling(), UNSAID))
         rules.append(Rule(LINEAR, *_fp8(said)))
-    raw = {key: value for key, value in told.items() if key not in _READ}
-    return ModelScheme(tuple(rules), UNSAID, scales_of(said, ENDINGS), str(method), json.dumps(raw))
+    raw = {key: value for key, value in told.items() if key not in SAID["words"].split()}
+    return ModelScheme(tuple(rules), _cache(told), scales_of(said, ENDINGS), str(method), json.dumps(raw))
+
+
+def _cache(told: Any) -> KVCache | Unsaid:
+    """AutoFP8 says "static" of caches of FP8; others leave them to the program."""
+    how = told.get("kv_cache_scheme")
+    if how not in (None, "static"):
+        raise ValueError(f'fp8: kv_cache_scheme must be "static" or null, got {str(how)[:80]!r}')
+    return UNSAID if how is None else KVCache("float8_e4m3fn")
 
 
 def _fp8(said: Said) -> tuple[Any, Activations]:

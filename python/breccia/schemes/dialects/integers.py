@@ -13,7 +13,23 @@ from breccia.schemes.dialects.common import LINEAR, Said, names, skipped
 from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations, ModelScheme, Rule
 
-METHODS = ("gptq", "awq", "auto-round", "bitsandbytes")
+SAID: dict[str, Any] = {
+    "words": "quant_method method bits w_bit group_size q_group_size sym zero_point desc_act dynamic lm_head "
+    "checkpoint_format format version modules_to_not_convert modules_in_block_to_quantize extra_config data_type "
+    "act_bits act_group_size act_sym act_data_type act_dynamic packing_format block_name_to_quantize load_in_8bit "
+    "_load_in_8bit load_in_4bit _load_in_4bit bnb_4bit_quant_type llm_int8_skip_modules llm_int8_threshold meta "
+    "quantizer uri damp_percent damp_auto_increment true_sequential static_groups act_group_aware mse fallback "
+    "model_name_or_path model_file_base_name model_seqlen module_name_preceding_first_block tokenizer dataset "
+    "batch_size pad_token_id max_input_length cache_block_outputs backend pack_dtype pack_impl offload_to_disk "
+    "offload_to_disk_path use_exllama disable_exllama exllama_config use_cuda_fp16 do_fuse fuse_max_seq_len "
+    "modules_to_fuse autoround_version iters lr minmax_lr nsamples seqlen seed amp gradient_accumulate_steps "
+    "low_gpu_mem_usage low_cpu_mem_usage enable_quanted_input enable_minmax_tuning enable_norm_bias_tuning "
+    "enable_torch_compile not_use_best_mse dynamic_max_gap scale_dtype quant_block_list to_quant_block_names "
+    "supported_types provider model_dtype super_bits super_group_size bnb_4bit_compute_dtype "
+    "bnb_4bit_use_double_quant bnb_4bit_quant_storage llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight",
+    "names": ("dynamic", "extra_config"),
+    "closed": ("exllama_config", "fallback", "meta", "modules_to_fuse"),
+}
 
 
 def scheme(said: Said) -> ModelScheme:

@@ -25,8 +25,6 @@ from breccia.schemes.matching import Match
 from breccia.schemes.rules import rules_of
 from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
 
-METHODS = ("modelopt", "modelopt_fp4")
-
 ENDINGS = {
     ".input_scale": ("input", "multiplier"),
     ".k_proj.k_scale": ("k", "multiplier"),
@@ -34,8 +32,12 @@ ENDINGS = {
     ".k_scale": ("k", "multiplier"),
     ".v_scale": ("v", "multiplier"),
 }
-_READ = {"quant_method", "quant_algo", "group_size", "ignore", "exclude_modules", "quantized_layers"}
-_READ |= {"kv_cache_quant_algo", "kv_cache_scheme", "config_groups", "has_zero_point", "pre_quant_scale", "producer"}
+SAID: dict[str, Any] = {
+    "words": "quant_method quant_algo group_size ignore exclude_modules quantized_layers kv_cache_quant_algo "
+    "kv_cache_scheme config_groups has_zero_point pre_quant_scale lora_rank producer moe_quant_algo",
+    "names": ("quantized_layers",),
+    "closed": ("config_groups", "kv_cache_scheme", "producer"),  # the first says less than quant_algo
+}
 _STATIC = fp8("tensor", "static")
 _LOCAL = Activations("float4_e2m1fn", "group", "local", 16, scale="float8_e4m3fn")
 _MX8 = fp8("group", "dynamic", size=32, scale="float8_e8m0fnu")
@@ -60,11 +62,11 @@ _ALGORITHMS: dict[str, tuple[Any, Activations | None, bool]] = {
     "MXFP8": (MXFP8BlockScaling(), _MX8, False),
     "MXFP4": (MXFP4BlockScaling(), _MX4, False),
 }
-_CACHES = {
+CACHES = {
     "FP8": KVCache("float8_e4m3fn"),
     "INT8": KVCache("int8"),
-    "NVFP4": KVCache("float4_e2m1fn"),
-    "NVFP4_AFFINE": KVCache("float4_e2m1fn", affine=True),
+    "NVFP4": KVCache("float4_e2m1fn", "group", "local", 16),
+    "NVFP4_AFFINE": KVCache("float4_e2m1fn", "group", "local", 16, affine=True),
 }
 
 
@@ -78,7 +80,7 @@ def scheme(said: Said) -> ModelScheme:
         rules += _mixed(mapping(told.get("quantized_layers") or {}, "modelopt: quantized_layers"), said)
     elif algorithm:
         rules.append(Rule(LINEAR, *_meaning(algorithm, told, said)))
-    raw = {key: value for key, value in told.items() if key not in _READ}
+    raw = {key: value for key, value in told.items() if key not in SAID["words"].split()}
     return ModelScheme(tuple(rules), _cache(told), scales_of(said, ENDINGS), "modelopt", json.dumps(raw))
 
 
@@ -112,6 +114,6 @@ def _cache(told: Mapping[str, Any]) -> KVCache | None:
         algorithm = mirror
     if algorithm is None:
         return None
-    if str(algorithm).upper() not in _CACHES:
-        raise ValueError(f"modelopt: kv_cache_quant_algo must be one of {', '.join(_CACHES)}, got {algorithm!r}")
-    return _CACHES[str(algorithm).upper()]
+    if str(algorithm).upper() not in CACHES:
+        raise ValueError(f"modelopt: kv_cache_quant_algo must be one of {', '.join(CACHES)}, got {algorithm!r}")
+    return CACHES[str(algorithm).upper()]

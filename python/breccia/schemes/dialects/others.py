@@ -17,8 +17,11 @@ from breccia.schemes.matching import Match
 from breccia.schemes.rules import inputs_said, rules_of
 from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule, StoredScale
 
-METHODS = ("torchao", "breccia", "comfyui", "mlx", "")
-
+TORCHAO = (
+    "quant_method quant_type quant_type_kwargs modules_to_not_convert include_input_output_embeddings "
+    "untie_embedding_weights"
+)
+MLX = "bits group_size mode quantize_activations"
 ENDINGS = {".input_scale": ("input", "multiplier")}
 _TORCHAO = dict.fromkeys(("._weight_act_per_tensor_scale", "._weight_act_quant_scale"), ("input", "multiplier"))
 

@@ -23,8 +23,6 @@ from breccia.schemes.dialects.common import LINEAR, Said, names, scales_of, skip
 from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
 
-METHODS = ("quark",)
-
 ENDINGS = {
     ".input_scale": ("input", "multiplier"),
     ".input_scale_2": ("input", "multiplier"),
@@ -45,8 +43,14 @@ _ELEMENTS = {
     "uint4": "uint4",
 }
 _PER = {"per_tensor": "tensor", "per_channel": "token", "per_group": "group", "per_block": "block"}
-_READ = {"quant_method", "global_quant_config", "layer_type_quant_config", "layer_quant_config", "exclude"}
-_READ |= {"kv_cache_quant_config"}
+SAID: dict[str, Any] = {
+    "words": "quant_method global_quant_config layer_type_quant_config layer_quant_config exclude "
+    "kv_cache_quant_config export weight input_tensors output_tensors bias target_device dtype qscheme ch_axis "
+    "group_size block_size symmetric is_dynamic scale_format scale_type scale_calculation_mode round_method "
+    "observer_cls mx_element_dtype is_scale_quant zero_point_type quant_mode version",
+    "names": ("layer_type_quant_config", "layer_quant_config", "kv_cache_quant_config"),
+    "closed": ("export",),
+}
 
 
 def scheme(said: Said) -> ModelScheme:
@@ -58,7 +62,7 @@ def scheme(said: Said) -> ModelScheme:
             rules.append(Rule((Match(kind, pattern),), *_meaning(mapping(part, f"quark: {key}"))))
     if (every := told.get("global_quant_config")) is not None:
         rules.append(Rule(LINEAR, *_meaning(mapping(every, "quark: global_quant_config"))))
-    raw = {key: value for key, value in told.items() if key not in _READ}
+    raw = {key: value for key, value in told.items() if key not in SAID["words"].split()}
     return ModelScheme(tuple(rules), _cache(told), scales_of(said, ENDINGS), "quark", json.dumps(raw))
 
 

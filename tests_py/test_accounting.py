@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every tensor and every key of a source is read, carried over, named or refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import breccia
+import numpy as np
+import pytest
+from breccia import bridges
+from breccia.bridges.contract import FileFormat
+from breccia.checkpoint import Checkpoint, convert, inspect, save_arrays
+from breccia.checkpoint.judging.inspect import scheme_lines
+from breccia.checkpoint.judging.verify import values
+from breccia.testing import values_of
+
+BESIDE = (
+    "weight_offset",
+    "zero_point",
+    "weight_zeros",
+    "weight_scale_second",
+    "scale_bias",
+    "smooth_scale",
+    "weight_quantizer.svdquant_lora_a",
+    "proj_up",
+    "proj_down",
+)
+WRITTEN = {name: one for name, one in bridges.registry().items() if one.writes and not one.container.whole}
+TARGETS = ("bf16", "fp32", "nvfp4", "compressed-tensors:fp8", "modelopt", "gptq:int4", "mlx:int4", "gguf:q8_0")
+
+
+def model(path: Path, arrays: dict[str, Any], config: dict[str, Any], beside: dict[str, Any] | None = None) -> Path:
+    path.mkdir()
+    save_arrays(arrays, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    for name, said in (beside or {}).items():
+        (path / name).write_text(json.dumps(said))
+    return path
+
+
+def written(bridge: FileFormat, folder: Path, **more: Any) -> tuple[Path, str]:
+    """A checkpoint of a format, further tensors named after its quantized module, and what their names begin with."""
+    sample, place = bridge.sample, folder / "quantized"
+    arrays = {sample.name: values_of(bridge), "norm.weight": np.ones(8, np.float32)}
+    convert(model(folder / "in", arrays, dict(sample.model)), place, bridge.name, include=[sample.name])
+    start = sample.name.removesuffix("weight") if sample.name.endswith(".weight") else f"{sample.name}_"
+    if more:
+        save_arrays({start + role: array for role, array in more.items()}, place / "more.safetensors", {"format": "pt"})
+    return place, start
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_part_of_a_weight_that_nobody_reads_is_refused(name: str, tmp_path: Path) -> None:
+    bridge = WRITTEN[name]
+    for role in BESIDE:
+        folder = tmp_path / role
+        folder.mkdir()
+        source, start = written(bridge, folder, **{role: np.ones((4, 4), np.float32)})
+        for to in TARGETS:
+            with pytest.raises(ValueError, match="stands beside a quantized weight") as caught:
+                convert(source, folder / "out", to, dry_run=True)
+            assert f"'{start}{role}'" in str(caught.value)
+        found = [text for text in inspect(source)["findings"] if text.startswith(f"{start}{role}: ")]
+        assert len(found) == 1, role
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_bias_is_carried_and_all_else_is_read(name: str, tmp_path: Path) -> None:
+    source, start = written(WRITTEN[name], tmp_path, bias=np.ones(256, np.float32))
+    for to in ("bf16", name, "compressed-tensors:fp8", "nvfp4"):
+        report = convert(source, tmp_path / "out", to, dry_run=True)
+        fates = report["account"]["tensors"]
+        assert fates.keys() == Checkpoint(source).entries.keys()
+        assert "left out" not in fates.values(), to
+        assert set(report["account"]["keys"].values()) <= {"read"}, report["account"]["keys"]
+        assert not [note for note in report["notes"] if "nobody" in note]
+        read, carried = sum(one != "copy" for one in fates.values()), list(fates.values()).count("copy")
+        assert report["accounted"].startswith(f"accounted: {len(fates)} tensors ({read} read, {carried} carried)")
+        if to != "bf16":
+            assert fates[f"{start}bias"] == "copy"
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_words_of_a_scheme_that_nobody_reads_are_named(name: str, tmp_path: Path) -> None:
+    if not WRITTEN[name].dialect.words:
+        pytest.skip("all words are the format's own")
+    source, _ = written(WRITTEN[name], tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    key = "quantization" if "quantization" in config else "quantization_config"
+    config["quantization_config"] = {**config[key], "turned_by": "a matrix", "nothing": None}
+    config.pop("quantization", None)
+    (source / "config.json").write_text(json.dumps(config))
+    report = convert(source, tmp_path / "out", "fp32", dry_run=True)
+    assert [note for note in report["notes"] if "turned_by" in note and "nobody here reads it" in note]
+    assert report["account"]["keys"]["turned_by"] == "unread"
+    assert "turned_by in quantization_config: nobody here reads it" in inspect(source)["findings"]
+    with pytest.raises(ValueError, match=r"strict.*turned_by"):
+        convert(source, tmp_path / "out", "fp32", strict=True)
+
+
+def test_a_part_without_its_weight_is_named(tmp_path: Path) -> None:
+    arrays = {"a.weight": np.ones((64, 64), np.float32), "a.weight_scale": np.ones(1, np.float32)}
+    report = convert(model(tmp_path / "in", arrays, {}), tmp_path / "out", "fp16", dry_run=True)
+    assert [note for note in report["notes"] if note.startswith("a.weight_scale: it says something of a quantized")]
+
+
+@pytest.mark.parametrize("at", ["", "weight_quantizer."])
+@pytest.mark.parametrize("factor", [False, True])
+def test_low_rank_branches_of_modelopt_are_added(at: str, factor: bool, tmp_path: Path) -> None:
+    """As modelopt.torch.quantization's SVDQuantLinear computes: (x · p) (W + B A)ᵀ."""
+    rng = np.random.default_rng(3)
+    down, up = (rng.normal(0, 0.1, shape).astype(np.float32) for shape in ((8, 384), (256, 8)))
+    p = rng.uniform(0.5, 2, 384).astype(np.float32)
+    more = {f"{at}svdquant_lora_a": down, f"{at}svdquant_lora_b": up, **({"pre_quant_scale": p} if factor else {})}
+    source, start = written(bridges.registry()["modelopt"], tmp_path, **more)
+    one = Checkpoint(source)
+    found = next(found for found in one.found if found.name == f"{start}weight")
+    wanted = (breccia.dequantize(one.load(found)) + up @ down) * (p if factor else np.float32(1))
+    for to in ("fp32", "modelopt", "compressed-tensors:fp8"):
+        report = convert(source, tmp_path / to, to, strict=True)
+        out = Checkpoint(tmp_path / to)
+        made = next(found for found in out.found if found.name == f"{start}weight")
+        got = values(out.load(out.folded(made)))
+        assert np.linalg.norm(got - wanted) < (1e-6 if to == "fp32" else 0.12) * np.linalg.norm(wanted), to
+        assert not [name for name in out.entries if "svdquant" in name]
+        assert report["account"]["tensors"][f"{start}{at}svdquant_lora_a"] in ("float", "cast")
+
+
+METHODS = {
+    "exl3": {"trellis": np.zeros((16, 16, 64), np.int16), "suh": np.ones(256, np.float16)},
+    "hqq": {"W_q": np.zeros((64, 16), np.uint8), "scale": np.ones((64, 1), np.float32)},
+    "bitnet": {"weight": np.ones((16, 64), np.uint8), "weight_scale": np.ones(1, np.float32)},
+    "nunchaku": {"qweight": np.ones((64, 32), np.int8), "wscales": np.ones((4, 64), np.float16)},
+    "w4afp8": {"weight": np.ones((64, 64), np.int8), "weight_scale_inv": np.ones((64, 2), np.float32)},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_scheme_does_not_call_high_precision_what_is_not_read(method: str, tmp_path: Path) -> None:
+    arrays = {f"model.layers.0.mlp.up_proj.{name}": array for name, array in METHODS[method].items()}
+    source = model(tmp_path / "in", arrays, {"quantization_config": {"quant_method": method}})
+    rule = breccia.scheme(source).rule("model.layers.0.mlp.up_proj")
+    assert str(rule) == f"{method}, not read here"
+    assert next(scheme_lines(source, breccia.scheme(source))) == f"mlp: {method}, not read here"
+
+
+ATTENTION = "model.layers.0.self_attn"
+KEYS, VALUES = np.float32(0.03), np.float32(0.05)
+MODELOPT_KV = {"FP8": "fp8", "INT8": "int8", "NVFP4": "nvfp4", "NVFP4_AFFINE": "nvfp4"}
+
+
+def caches(path: Path) -> dict[str, float]:
+    """The scales and biases of keys and values that a checkpoint has."""
+    opened = Checkpoint(path)
+    ends = ("k_scale", "v_scale", "kv_scale", "output_scale", "_bias")
+    names = [name for name in opened.entries if name.endswith(ends)]
+    return {name: float(np.asarray(opened.array(name)).reshape(-1)[0]) for name in names}
+
+
+def modelopt_with_cache(folder: Path, algorithm: str) -> Path:
+    source, _ = written(bridges.registry()["modelopt"], folder)
+    arrays = {f"{ATTENTION}.k_proj.k_scale": KEYS.reshape(()), f"{ATTENTION}.v_proj.v_scale": VALUES.reshape(())}
+    if algorithm == "NVFP4_AFFINE":
+        arrays |= {f"{ATTENTION}.{one}_proj.{one}_bias": np.full(8, 0.25, np.float32) for one in "kv"}
+    save_arrays(arrays, source / "cache.safetensors", {"format": "pt"})
+    for name, place in (("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")):
+        said = json.loads((source / name).read_text())
+        said[place]["kv_cache_quant_algo"] = algorithm
+        (source / name).write_text(json.dumps(said))
+    return source
+
+
+@pytest.mark.parametrize("algorithm", MODELOPT_KV)
+def test_modelopts_caches_of_every_kind_stay_whole(algorithm: str, tmp_path: Path) -> None:
+    source = modelopt_with_cache(tmp_path, algorithm)
+    for to in ("modelopt", "modelopt:fp8"):
+        report = convert(source, tmp_path / to, to)
+        assert not [note for note in report["notes"] if "cache" in note], to
+        assert caches(tmp_path / to) == caches(source)
+        said = json.loads((tmp_path / to / "hf_quant_config.json").read_text())["quantization"]
+        assert said["kv_cache_quant_algo"] == algorithm
+        assert breccia.scheme(tmp_path / to).kv_cache == breccia.scheme(source).kv_cache
+    for to in sorted(set(WRITTEN) - {"modelopt", "gpt-oss"}):
+        report = convert(source, tmp_path / to, to)
+        moved = (algorithm in ("FP8", "INT8") and to == "compressed-tensors") or (algorithm, to) == ("FP8", "quark")
+        assert bool(caches(tmp_path / to)) == moved, to
+        assert bool([note for note in report["notes"] if "KV cache" in note]) != moved, to
+        if moved:
+            assert breccia.scheme(tmp_path / to).kv_cache == breccia.scheme(source).kv_cache
+
+
+@pytest.mark.parametrize(("kv", "factor"), [("int8", 448 / 127), ("nvfp4", 1), ("fp8", 1)])
+def test_a_cache_of_another_kind_is_asked_for(kv: str, factor: float, tmp_path: Path) -> None:
+    source = modelopt_with_cache(tmp_path, "FP8")
+    convert(source, tmp_path / "out", "modelopt", kv=kv)
+    wanted = {f"{ATTENTION}.k_proj.k_scale": KEYS * factor, f"{ATTENTION}.v_proj.v_scale": VALUES * factor}
+    assert caches(tmp_path / "out") == pytest.approx(wanted, rel=1e-6)
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    fp8 = {"dynamic": False, "num_bits": 8, "type": "float"}
+    assert said["kv_cache_scheme"] == (fp8 if kv == "fp8" else kv.upper())
+    plain = model(tmp_path / "plain", {f"{ATTENTION}.k_proj.weight": np.ones((64, 64), np.float32)}, {})
+    if kv == "int8":
+        with pytest.raises(ValueError, match="a cache of INT8 static needs scales of keys and values"):
+            convert(plain, tmp_path / "none", "modelopt", kv=kv)
+    else:
+        report = convert(plain, tmp_path / "none", "modelopt", kv=kv)
+        assert [note for note in report["notes"] if "programs take 1" in note]
+
+
+@pytest.mark.parametrize("to", ["bf16", *TARGETS[2:], "modelopt:fp8", "quark", "breccia", "torchao"])
+def test_a_model_in_floats_with_a_quantized_cache(to: str, tmp_path: Path) -> None:
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    arrays = {f"{ATTENTION}.{one}_proj.weight": np.ones((64, 128), np.float32) for one in "kv"}
+    arrays |= {f"{ATTENTION}.k_scale": KEYS.reshape(1), f"{ATTENTION}.v_scale": VALUES.reshape(1)}
+    said = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme, "config_groups": {}, "ignore": []}
+    source = model(tmp_path / "in", arrays, {"quantization_config": said})
+    out = tmp_path / ("out.gguf" if to.startswith("gguf") else "out")
+    report = convert(source, out, to)
+    notes = [note for note in report["notes"] if "KV cache" in note]
+    if to.partition(":")[0] in ("compressed-tensors", "modelopt", "quark"):
+        assert sorted(caches(out).values()) == pytest.approx([KEYS, VALUES])
+        assert breccia.scheme(out).kv_cache == breccia.scheme(source).kv_cache
+        assert not notes
+    else:
+        assert not caches(out)
+        assert notes
+        assert list(report["account"]["tensors"].values()).count("left out") == 2
+
+
+def test_the_scale_of_both_keys_and_values_that_autofp8_writes(tmp_path: Path) -> None:
+    source, _ = written(bridges.registry()["deepseek"], tmp_path)
+    save_arrays({f"{ATTENTION}.kv_scale": KEYS.reshape(())}, source / "cache.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = "static"
+    (source / "config.json").write_text(json.dumps(config))
+    convert(source, tmp_path / "ct", "compressed-tensors", strict=True)
+    assert caches(tmp_path / "ct") == {f"{ATTENTION}.k_scale": KEYS, f"{ATTENTION}.v_scale": KEYS}
+    assert str(breccia.scheme(tmp_path / "ct").kv_cache) == "FP8 static"
+    report = convert(source, tmp_path / "bf16", "bf16")
+    assert not caches(tmp_path / "bf16")
+    assert [note for note in report["notes"] if "KV cache (1, such as" in note]
