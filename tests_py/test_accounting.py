@@ -240,3 +240,62 @@ def test_the_scale_of_both_keys_and_values_that_autofp8_writes(tmp_path: Path) -
     report = convert(source, tmp_path / "bf16", "bf16")
     assert not caches(tmp_path / "bf16")
     assert [note for note in report["notes"] if "KV cache (1, such as" in note]
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_int4_of_a_byte_to_a_code_stays_int4(groups: int, symmetric: bool, tmp_path: Path) -> None:
+    """llm-compressor's W4A8, whose form vLLM reads: byte by byte, num_bits 4, dynamic inputs of INT8."""
+    rng, arrays, wanted = np.random.default_rng(1), {}, {}
+    for name, shape in (("up_proj", (128, 256)), ("down_proj", (64, 128))):
+        codes, scale = (
+            rng.integers(-8, 8, shape, np.int8),
+            rng.uniform(0.01, 0.02, (shape[0], groups)).astype(np.float32),
+        )
+        zero = rng.integers(-8, 8, scale.shape, np.int8)
+        module = f"model.layers.0.mlp.{name}"
+        arrays |= {f"{module}.weight": codes, f"{module}.weight_scale": scale}
+        arrays |= {} if symmetric else {f"{module}.weight_zero_point": zero}
+        size = shape[1] // groups
+        minus = np.repeat(zero, size, 1) * np.int32(not symmetric)
+        wanted[f"{module}.weight"] = (codes - minus).astype(np.float32) * np.repeat(scale, size, 1)
+    weights: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": symmetric}
+    weights |= {"strategy": "channel"} if groups == 1 else {"strategy": "group", "group_size": 32}
+    inputs = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+    if groups == 4:
+        del arrays["model.layers.0.mlp.up_proj.weight_scale"], arrays["model.layers.0.mlp.up_proj.weight"]
+        arrays.pop("model.layers.0.mlp.up_proj.weight_zero_point", None)
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    said = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
+    source = model(tmp_path / "in", arrays, {"quantization_config": {**said, "ignore": []}})
+    convert(source, tmp_path / "out", "compressed-tensors", strict=True)
+    one, made = Checkpoint(source), Checkpoint(tmp_path / "out")
+    assert made.entries.keys() == one.entries.keys()
+    for name in one.entries:
+        assert made.array(name).tobytes() == one.array(name).tobytes()
+    (group,) = made.quantization["config_groups"].values()
+    kept = ("num_bits", "type", "symmetric", "strategy", "group_size")
+    assert {key: group["weights"].get(key) for key in kept} == {key: weights.get(key) for key in kept}
+    assert (group["format"], group["input_activations"]["num_bits"]) == ("int-quantized", 8)
+    for found in one.found:
+        assert found.recipe is not None
+        assert found.recipe.name == "int4"
+        np.testing.assert_array_equal(values(one.load(one.refined(found))), wanted[found.name])
+    report = convert(source, tmp_path / "words", "compressed-tensors", activations="none")
+    assert report["tensors"] == {"repack": len(wanted) if groups == 1 else 1}
+    assert all(name.endswith(("packed", "scale", "shape", "point")) for name in Checkpoint(tmp_path / "words").entries)
+
+
+def test_codes_of_a_byte_in_a_mixed_model_have_the_bits_of_their_group(tmp_path: Path) -> None:
+    arrays = {f"{name}.weight": np.full((64, 64), 5, np.int8) for name in "ab"}
+    arrays |= {f"{name}.weight_scale": np.ones((64, 1), np.float32) for name in "ab"}
+    both = {"type": "int", "strategy": "channel", "symmetric": True}
+    groups = {
+        "one": {"targets": ["re:a$"], "weights": {**both, "num_bits": 4}},
+        "other": {"targets": ["Linear"], "weights": {**both, "num_bits": 8}},
+    }
+    said = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups}
+    found = {
+        one.name: one.kind for one in Checkpoint(model(tmp_path / "in", arrays, {"quantization_config": said})).found
+    }
+    assert found == {"a.weight": "int4-bytes", "b.weight": "int8"}

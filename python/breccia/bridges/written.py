@@ -77,6 +77,7 @@ class Written:
         patterns: of modules that the source left alone by other things than their names, and that match no module that
             is quantized here.
         outputs: how the outputs of modules are quantized, by a static scale that is written.
+        rows: modules of INT4 whose group is a whole row.
         kept: other quantized modules, by their stored names, which are as the source has them and says of them.
     """
 
@@ -89,6 +90,7 @@ class Written:
     kept: frozenset[str] = frozenset()
     patterns: tuple[Match, ...] = ()
     outputs: Mapping[str, Activations] = field(default_factory=dict)
+    rows: frozenset[str] = frozenset()
 
     def dynamic(self, module: str) -> Activations | None:
         """How a module's inputs are quantized by scales made of them.

@@ -17,10 +17,12 @@ from breccia.bridges.compressed_tensors import headers as _headers
 from breccia.bridges.compressed_tensors.integers import (
     NAME,
     checked_zero_point,
+    int4_in_bytes,
     int8,
     pack_int4,
     pack_int8,
     packed_integers,
+    store_int4,
     store_int8,
 )
 from breccia.bridges.contract import FileFormat
@@ -74,8 +76,8 @@ def from_compressed_tensors(
     Args:
         parts: ``weight`` or ``weight_packed``, ``weight_scale`` and, where the format has them,
             ``weight_global_scale``, ``weight_zero_point``, ``weight_shape``, ``weight_g_idx``.
-        kind: "fp8", "nvfp4", "mxfp4", "mxfp6", "mxfp8", "int2", "int3", "int4", "int8" or "int8-packed"; told from the
-            dtypes if None.
+        kind: "fp8", "nvfp4", "mxfp4", "mxfp6", "mxfp8", "int2", "int3", "int4", "int4-bytes" (a code to a byte), "int8"
+            or "int8-packed"; told from the dtypes if None.
         fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of plain bytes.
         symmetric: whether zero points of integers must be 0, as config.json says.
 
@@ -103,10 +105,10 @@ def from_compressed_tensors(
         return of_blocks(weight, scale, MXFP8BlockScaling(fp8_format=fp8_format))
     if kind in ("int2", "int3", "int4", "int8-packed"):
         return packed_integers(parts, weight, scale, int(kind[3]), symmetric)
-    if kind == "int8":
+    if kind in ("int8", "int4-bytes"):
         zero = get(parts, "weight_zero_point", NAME) if "weight_zero_point" in parts else None
         zero = None if zero is None else checked_zero_point(zero, 0, symmetric)
-        return int8(codes(weight, "weight"), scale, zero)
+        return (int8 if kind == "int8" else int4_in_bytes)(codes(weight, "weight"), scale, zero)
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
     return made(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
 
@@ -129,7 +131,7 @@ def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[
 
     Args:
         scaled: what to convert.
-        packed: INT8 in words (format "pack-quantized", of weights alone), or byte by byte ("int-quantized").
+        packed: integers in words (format "pack-quantized", of weights alone), or byte by byte ("int-quantized").
 
     Returns:
         Arrays by role, in the dtypes that the file has.
@@ -159,7 +161,7 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
             weight = part(codes(scaled.data, "data"), fp8_stored(recipe))
             return {"weight": weight, "weight_scale": part(codes(scaled.scale, "scale"), "U8")}
         case INT4Scaling() if carries(recipe):
-            return pack_int4(scaled, as_numpy(scaled.scale, "scale"))
+            return (pack_int4 if packed else store_int4)(scaled, as_numpy(scaled.scale, "scale"))
         case INT8Scaling():
             return (pack_int8 if packed else store_int8)(scaled, as_numpy(scaled.scale, "scale"))
         case DelayedScaling() | Float8CurrentScaling() | Float8BlockScaling():

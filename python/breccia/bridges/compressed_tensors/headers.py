@@ -16,7 +16,6 @@ from breccia.bridges.compressed_tensors.integers import (
     bits_of,
     checked_zero_point,
     given_order,
-    int8_recipe,
     integer_recipe,
     spread,
     stored_shape,
@@ -40,6 +39,7 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
 )
+from breccia.schemes.dialects.compressed_tensors import target
 from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations, KVCache
 
@@ -86,7 +86,10 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
             name=weight.name, dtype="U8", shape=(*weight.shape[:-1], weight.shape[-1] // 2)
         )
         parts = {"weight_packed": weight.name, **{role: name for role, name in parts.items() if role != "weight"}}
-    found = _find_packed(prefix, parts, weight, scale, bits, findings) if packed else _find_plain(parts, weight, scale)
+    if packed:
+        found = _find_packed(prefix, parts, weight, scale, bits, findings)
+    else:
+        found = _find_plain(parts, weight, scale, _bits_in_bytes(prefix[:-1], said) if weight.dtype == "I8" else 8)
     if found is None:
         return None
     kind, shape, recipe, layout, dtype = found
@@ -152,6 +155,16 @@ def _said_by_all(said: Mapping[str, Any], key: str) -> Any:
     return values[0] if values and all(value == values[0] for value in values) else None
 
 
+def _bits_in_bytes(module: str, said: Mapping[str, Any]) -> int:
+    """How many bits the codes of a module have that take a byte each: 4 or 8, as the group says that it is in."""
+    groups = [one for one in _groups(said) if isinstance(one.get("weights"), dict)]
+    if len(groups) > 1:
+        ranked = [(target(str(one)), group) for group in groups for one in group.get("targets") or ()]
+        ranked.sort(key=lambda pair: pair[0].kind == "class")
+        groups = [next((group for match, group in ranked if match.matches(module, ("Linear",))), {"weights": {}})]
+    return 4 if groups and groups[0]["weights"].get("num_bits") == 4 else 8
+
+
 def _find_packed(
     prefix: str, parts: dict[str, str], weight: Any, scale: Any, said_bits: int | None, findings: list[str]
 ) -> _Kind | None:
@@ -184,7 +197,7 @@ def _find_packed(
     return None
 
 
-def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
+def _find_plain(parts: dict[str, str], weight: Any, scale: Any, bits: int) -> _Kind | None:
     if weight.dtype in FP8_DTYPES and scale.dtype in ("U8", "F8_E8M0"):
         if scale.shape != (*weight.shape[:-1], -(-weight.shape[-1] // 32)):
             return None
@@ -194,8 +207,8 @@ def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
         return None
     dtype = FLOATS[scale.dtype]
     if weight.dtype == "I8":
-        recipe, layout = int8_recipe(weight.shape, scale.shape, dtype, "weight_zero_point" not in parts)
-        return "int8", weight.shape, recipe, layout, dtype
+        recipe, layout = integer_recipe(bits, weight.shape, scale.shape, dtype, "weight_zero_point" not in parts)
+        return "int8" if bits == 8 else "int4-bytes", weight.shape, recipe, layout, dtype
     if weight.dtype in FNUZ_DTYPES:
         fp8_recipe(FNUZ_DTYPES[weight.dtype], weight.shape, scale.shape, dtype)  # raises what is wrong with the scale
         return "fp8-fnuz", weight.shape, None, None, dtype
@@ -212,9 +225,10 @@ def refine(found: Found, array: Any) -> Found:
     roles = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
     small = {role: array(found.parts[role]) for role in roles if role in found.parts}
     said = found.record(Details).symmetric
-    if found.kind == "int8" and said:
+    if found.kind in ("int8", "int4-bytes") and said:
         checked_zero_point(small["weight_zero_point"], 0, symmetric=True)
-        recipe, layout = int8_recipe(found.shape, small["weight_scale"].shape, found.scale_dtype, symmetric=True)
+        scales, bits = small["weight_scale"].shape, 8 if found.kind == "int8" else 4
+        recipe, layout = integer_recipe(bits, found.shape, scales, found.scale_dtype, symmetric=True)
         return replace(found, recipe=recipe, layout=layout)
     if found.kind not in ("int2", "int3", "int4", "int8-packed"):
         return found
@@ -237,7 +251,7 @@ def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: a group for each recipe, by the names of its modules where
     there are several (the class of a fused layer would else be found before the names of its parts)."""
     groups = _written_groups(written)
-    formats = [_format(recipe, inputs) for recipe, inputs, *_ in groups]
+    formats = [_format(recipe, inputs) for recipe, _, inputs, *_ in groups]
     return {
         "quantization_config": {
             "quant_method": "compressed-tensors",
@@ -249,12 +263,12 @@ def config(written: Written) -> dict[str, Any]:
             "config_groups": {
                 f"group_{i}": {
                     "targets": ["Linear"] if len(groups) == 1 else modules,
-                    "weights": _weights(recipe),
+                    "weights": _weights(recipe) | (_strategy(None) | {"group_size": None} if rows else {}),
                     "input_activations": inputs,
                     **({} if outputs is None else {"output_activations": outputs}),
                     "format": fmt,
                 }
-                for i, ((recipe, inputs, outputs, modules), fmt) in enumerate(zip(groups, formats, strict=True))
+                for i, ((recipe, rows, inputs, outputs, modules), fmt) in enumerate(zip(groups, formats, strict=True))
             },
         }
     }
@@ -283,15 +297,18 @@ def _ignored(match: Match) -> str:
 _Part: TypeAlias = "dict[str, Any] | None"
 
 
-def _written_groups(written: Written) -> list[tuple[ScalingRecipe, _Part, _Part, list[str]]]:
-    """Modules of one recipe whose inputs and outputs are quantized alike."""
-    groups: list[tuple[ScalingRecipe, _Part, _Part, list[str]]] = []
-    for recipe, modules in written.groups():
+def _written_groups(written: Written) -> list[tuple[ScalingRecipe, bool, _Part, _Part, list[str]]]:
+    """Modules of one recipe, whether it has a scale for each row, whose inputs and outputs are quantized alike."""
+    groups: list[tuple[ScalingRecipe, bool, _Part, _Part, list[str]]] = []
+    rows = {module: written.recipes[module] for module in written.recipes if module in written.rows}
+    one: Any = next(iter(rows.values()), None)  # a recipe that says by its size of a group how long rows are
+    alike_in_rows = {m: replace(recipe, group_size=one.group_size) for m, recipe in rows.items()}  # type: ignore[call-arg]
+    for recipe, modules in replace(written, recipes={**written.recipes, **alike_in_rows}).groups():
         alike: dict[str, list[str]] = {}
         for module in modules:
             inputs = _inputs(recipe, module in written.inputs, written.dynamic(module))
             outputs = written.outputs.get(module)
-            said = inputs, None if outputs is None else _static(outputs)
+            said = module in rows, inputs, None if outputs is None else _static(outputs)
             alike.setdefault(json.dumps(said), []).append(module)
         groups += [(recipe, *json.loads(said), names) for said, names in alike.items()]
     return groups
@@ -321,8 +338,11 @@ def _inputs_said(said: Mapping[str, Any]) -> list[Any]:
 
 def has_inputs(recipe: ScalingRecipe, activations: Activations | None) -> bool:
     """Whether a module's integers are stored byte by byte, as servers read those whose inputs are quantized, too."""
-    eight = isinstance(recipe, INT8Scaling) and recipe.group_size is None
-    return eight and activations is not None and activations.element == "int8"
+    if activations is None or activations.element != "int8":
+        return False
+    if isinstance(recipe, INT4Scaling):
+        return activations.when == "dynamic" and _dynamic(activations) is not None
+    return isinstance(recipe, INT8Scaling) and recipe.group_size is None
 
 
 def _format(recipe: ScalingRecipe, inputs: Mapping[str, Any] | None) -> str:
@@ -334,6 +354,8 @@ def _format(recipe: ScalingRecipe, inputs: Mapping[str, Any] | None) -> str:
         case MXFP8BlockScaling():
             return "mxfp8-quantized"
         case INT8Scaling() if inputs is not None and inputs["type"] == "int" and recipe.group_size is None:
+            return "int-quantized"
+        case INT4Scaling() if inputs is not None and inputs["type"] == "int":
             return "int-quantized"
         case INT4Scaling() | INT8Scaling():
             return "pack-quantized"

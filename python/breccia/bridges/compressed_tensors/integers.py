@@ -174,6 +174,34 @@ def int8_recipe(
     return INT8Scaling(group_size=size, scale_dtype=name, symmetric=symmetric), row_blocks(size, shape[-1])
 
 
+def int4_in_bytes(data: Array, scale: Array, zero_point: Any) -> ScaledTensor:
+    """INT4 of codes that take a byte each."""
+    zero = None if zero_point is None else as_numpy(zero_point, "weight_zero_point").view(np.int8)
+    for what, some in (("weight", data.view(np.int8)), ("weight_zero_point", zero)):
+        if some is not None and some.size and (some.min() < -8 or some.max() > 7):
+            raise ValueError(f"{NAME}: {what} of 4 bits must be from -8 to 7, it is from {some.min()} to {some.max()}")
+    size = group_size_of(data.shape[-1], spread(scale, data.shape).shape[-1], "weight_scale")
+    if zero is None:
+        return int4(pack_nibbles(data & 15), spread(scale, data.shape), None, data.shape, size)
+    zeros = spread((zero.view(np.uint8) + np.uint8(8)).reshape(scale.shape), data.shape)
+    return int4(pack_nibbles((data + np.uint8(8)) & 15), spread(scale, data.shape), zeros, data.shape, size)
+
+
+def store_int4(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
+    """INT4 of weights and activations: a code to a byte."""
+
+    def data() -> Array:
+        return unpack_nibbles(offset_codes(scaled), scaled.shape[-1]) - np.uint8(8)
+
+    def zeros() -> Array:
+        zero = integer_zero_point(scaled, 15)
+        assert zero is not None
+        return zero.reshape(scale.shape) - np.uint8(8)
+
+    parts = {"weight": Part("I8", scaled.shape, data), "weight_scale": part(scale, STORED_SCALES[scale.dtype.name])}
+    return parts | ({} if scaled.zero_point is None else {"weight_zero_point": Part("I8", scale.shape, zeros)})
+
+
 def pack_int4(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
     """Codes of 4 bits, and zero points packed along the rows."""
 

@@ -15,7 +15,7 @@ from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.models import other_names, tied_heads
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.recipes import ScalingRecipe
+from breccia.recipes import INT4Scaling, ScalingRecipe
 from breccia.schemes import UNSAID, Activations, ModelScheme, differences
 from breccia.schemes.dialects import Said, scheme_of
 from breccia.schemes.inputs import inputs_for
@@ -61,8 +61,23 @@ def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> 
     patterns = _patterns_left(target.source, (*recipes, *kept))
     rules = {} if target.source is None else {module: target.source.rule(module) for module in target.outputs}
     given = {m: one.outputs for m, one in rules.items() if one is not None and isinstance(one.outputs, Activations)}
+    rows = frozenset[str]()
+    if INT4Scaling in set(map(type, recipes.values())):
+        of_rows = [c for c in choices if isinstance(c.recipe, INT4Scaling) and c.recipe.group_size == c.found.shape[-1]]
+        rows = frozenset(modules_of(of_rows))
     said = target.bridge.dialect.write(
-        Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns, given)
+        Written(
+            recipes,
+            ignored,
+            inputs,
+            checkpoint.config,
+            target.cache,
+            activations,
+            kept,
+            patterns,
+            given,
+            rows,
+        )
     )
     if target.source is not None and target.source.source == target.format and "quantization_config" in said:
         same = target.cache is not None and target.cache == target.source.kv_cache
