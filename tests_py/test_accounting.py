@@ -299,3 +299,81 @@ def test_codes_of_a_byte_in_a_mixed_model_have_the_bits_of_their_group(tmp_path:
         one.name: one.kind for one in Checkpoint(model(tmp_path / "in", arrays, {"quantization_config": said})).found
     }
     assert found == {"a.weight": "int4-bytes", "b.weight": "int8"}
+
+
+def test_modelopts_w4a8_awq_stays_whole(tmp_path: Path) -> None:
+    """INT4 weights whose scales are rounded to FP8 by a second one, static FP8 inputs, factors of inputs."""
+    bridge = bridges.registry()["modelopt"]
+    plain = model(tmp_path / "in", {bridge.sample.name: values_of(bridge)}, {})
+    source = tmp_path / "quantized"
+    convert(plain, source, "modelopt:int4", include=["*"])
+    start, p = bridge.sample.name.removesuffix("weight"), np.linspace(0.5, 2, 384).astype(np.float32)
+    more = {"weight_scale_2": np.float32(0.001), "input_scale": np.float32(0.02), "pre_quant_scale": p}
+    more = {start + role: np.asarray(array) for role, array in more.items()}
+    save_arrays(more, source / "more.safetensors", {"format": "pt"})
+    for name, place in (("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")):
+        said = json.loads((source / name).read_text())
+        said[place] |= {"quant_algo": "W4A8_AWQ", "pre_quant_scale": True}
+        (source / name).write_text(json.dumps(said))
+    convert(source, tmp_path / "again", "modelopt", strict=True)
+    one, again = Checkpoint(source), Checkpoint(tmp_path / "again")
+    assert again.entries.keys() == one.entries.keys()
+    for name in one.entries:
+        assert again.array(name).tobytes() == one.array(name).tobytes(), name
+    assert breccia.scheme(tmp_path / "again") == breccia.scheme(source)
+    said = json.loads((tmp_path / "again" / "hf_quant_config.json").read_text())["quantization"]
+    assert (said["quant_algo"], said["group_size"]) == ("W4A8_AWQ", 128)
+    (found,) = (found for found in one.found if found.name == f"{start}weight")
+    wanted = breccia.dequantize(one.load(found)) * p
+    for to in ("fp32", "compressed-tensors:int4", "modelopt:fp8", "gptq"):
+        report = convert(source, tmp_path / to, to)
+        assert report["account"]["tensors"][f"{start}weight_scale_2"] not in ("copy", "left out")
+        out = Checkpoint(tmp_path / to)
+        assert not [name for name in out.entries if name.endswith("weight_scale_2")]
+        (made,) = (found for found in out.found if found.name == f"{start}weight")
+        got = values(out.load(out.folded(out.refined(made))))
+        assert np.linalg.norm(got - wanted) < (1e-6 if to == "fp32" else 0.12) * np.linalg.norm(wanted), to
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_gptq_in_order_of_activation_without_words(beside: bool, tmp_path: Path) -> None:
+    """AutoGPTQ said what a folder is in a file of its own; without any, nothing can be written as it is."""
+    order, rng = (
+        np.random.default_rng(2).permutation(np.repeat(np.arange(2, dtype=np.int32), 128)),
+        np.random.default_rng(3),
+    )
+    arrays = {
+        "a.qweight": rng.integers(-(2**31), 2**31 - 1, (32, 64), np.int32),
+        "a.qzeros": np.full((2, 8), 0x77777777, np.int32),
+        "a.scales": np.ones((2, 64), np.float16),
+        "a.g_idx": order,
+    }
+    said = {"bits": 4, "group_size": 128, "desc_act": True, "damp_percent": 0.01, "model_file_base_name": "model"}
+    source = model(tmp_path / "in", arrays, {}, {"quantize_config.json": said} if beside else {})
+    convert(source, tmp_path / "bf16", "bf16", strict=True)
+    assert not (tmp_path / "bf16" / "quantize_config.json").exists()
+    if not beside:
+        with pytest.raises(ValueError, match="must say bits, group_size and desc_act"):
+            convert(source, tmp_path / "out", "gptq")
+        return
+    report = convert(source, tmp_path / "out", "gptq", strict=True)
+    assert report["tensors"] == {"same": 1}
+    assert len(report["account"]["keys"]) == 6
+    assert Checkpoint(tmp_path / "out").quantization == {"quant_method": "gptq", **said}
+
+
+def test_the_algorithm_of_experts_alone(tmp_path: Path) -> None:
+    """DeepSeek's models with FP8 in dense layers and ModelOpt's NVFP4 in experts, as ``moe_quant_algo`` says."""
+    source, start = written(bridges.registry()["deepseek"], tmp_path)
+    arrays = {"model.layers.0.mlp.experts.0.up_proj.weight": np.full((128, 256), 0.5, np.float32)}
+    convert(model(tmp_path / "e", arrays, {}), tmp_path / "experts", "modelopt:nvfp4", include=["*"])
+    (source / "more.safetensors").write_bytes((tmp_path / "experts" / "model.safetensors").read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"]["moe_quant_algo"] = "NVFP4"
+    (source / "config.json").write_text(json.dumps(config))
+    scheme = breccia.scheme(source)
+    assert str(scheme.rule("model.layers.0.mlp.experts.0.up_proj")) == "NVFP4 × NVFP4 local"
+    assert str(scheme.rule(start[:-1])) == "FP8 128 × 128 × FP8 g128 dynamic"
+    convert(source, tmp_path / "ct", "compressed-tensors")
+    groups = Checkpoint(tmp_path / "ct").quantization["config_groups"].values()
+    assert {one["format"] for one in groups} == {"nvfp4-pack-quantized", "float-quantized"}

@@ -113,7 +113,7 @@ def test_compressed_tensors_names_beat_expressions_and_these_beat_classes():
             {"quant_algo": "W4A16_AWQ", "kv_cache_scheme": "NVFP4"},
             breccia.INT4Scaling(),
             None,
-            KVCache("float4_e2m1fn"),
+            KVCache("float4_e2m1fn", "group", "local", 16),
         ),
     ],
 )

@@ -74,7 +74,7 @@ def host(array: Any) -> Any:
 def test_they_decode_ours(recipe: Any) -> None:
     scaled = breccia.cast(weight(), recipe)
     parts = {k: mx.array(v) for k, v in _parts.materialize(bridge.lay_out(scaled)).items()}
-    said = bridge.dialect.write(Written({"a": recipe}))["quantization"]
+    said = bridge.config(Written({"a": recipe}))["quantization"]
     got = mx.dequantize(
         parts["weight"],
         parts["scales"],

@@ -194,7 +194,13 @@ def refine(found: Found, array: Any) -> Found:
 
 
 def config(written: Written) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here."""
+    """What config.json says of a checkpoint written here, where programs look for names inside of names."""
+    for name in written.ignored:
+        if inside := next((module for module in written.recipes if name in module), None):
+            raise ValueError(
+                f"{NAME}: {inside!r} must not be quantized where {name!r} is not: programs leave out every layer that has "
+                "such a name in its own"
+            )
     return {
         "quantization_config": {
             "quant_method": "awq",

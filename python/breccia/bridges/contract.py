@@ -177,7 +177,8 @@ class FileFormat:
         read: (stored arrays by role, typed by the header, views of a file that must not be written to; the tensor) →
             a ScaledTensor in NumPy where the values have that form, else an `OutsideTensor` or a float array;
             ValueError or TypeError where they do not fit. None: the format is one of live objects.
-        keeps: (a tensor without a recipe, refined) → whether its stored bytes are copied where nothing is asked for.
+        keeps: (a tensor, refined) → whether its stored bytes are copied where nothing is asked for, because no recipe
+            says all that it is.
         carries: (recipe of the tensor to write) → whether the format holds its bytes as they are.
         takes: (name, shape) → whether the format has a place for a quantized weight; others stay as they are.
         why_not: (name) → why a weight must not be quantized though the format could hold it, in words; "" where it may.

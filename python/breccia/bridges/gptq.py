@@ -345,7 +345,13 @@ def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here. Readers take every linear layer for quantized but those
     whose names a pattern in ``dynamic`` takes out."""
     if written.kept:
-        return {"quantization_config": dict(written.original["quantization_config"])}
+        said = written.original.get("quantization_config")
+        if not said:
+            raise ValueError(
+                f"{NAME}: config.json or quantize_config.json must say bits, group_size and desc_act of weights whose "
+                "columns are in order of activation, which are written as they are: neither does"
+            )
+        return {"quantization_config": dict(said)}
     (recipe, _), *others = written.groups()
     symmetric = getattr(recipe, "symmetric", True)
     dynamic = _dynamic(recipe, others)
@@ -358,6 +364,8 @@ def config(written: Written) -> dict[str, Any]:
         "checkpoint_format": "gptq" if symmetric else "gptq_v2",
         "modules_in_block_to_quantize": None,
     }
+    if "lm_head" in written.recipes:
+        said["lm_head"] = True  # which readers leave in high precision else
     if written.ignored:
         names = [*written.ignored, *fused_layers(written.ignored)]
         dynamic |= {f"-:^{re.escape(name)}$": {} for name in names}
@@ -383,6 +391,12 @@ def _dynamic(first: ScalingRecipe, others: list[tuple[ScalingRecipe, list[str]]]
     return said
 
 
+def of_file(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``quantization_config`` of a folder whose config.json has none, of AutoGPTQ's file, which AWQ's tools wrote,
+    too."""
+    return {"quant_method": "awq" if "w_bit" in said else NAME, **said}
+
+
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with GPTQModel"),
@@ -397,5 +411,5 @@ BRIDGE = FileFormat(
     keeps=_keeps,
     carries=carries,
     lay_out=lay_out_for_checkpoint,
-    dialect=Dialect(("auto-round",), integers.scheme, config, **integers.SAID),
+    dialect=Dialect(("auto-round",), integers.scheme, config, file="quantize_config", of_file=of_file, **integers.SAID),
 )

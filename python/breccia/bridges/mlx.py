@@ -402,7 +402,7 @@ BRIDGE = FileFormat(
     read=lambda parts, found: from_mlx(parts, **asdict(found.record(Details))),
     carries=carries,
     why_not=why_not,
-    keeps=lambda found: found.kind.startswith("affine"),
+    keeps=lambda found: found.recipe is None and found.kind.startswith("affine"),
     lay_out=lambda scaled, place: lay_out(scaled),
     dialect=Dialect((), others.scheme, config, ("quantize_activations",), words=others.MLX, names=("",)),
 )

@@ -231,6 +231,8 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         shape = (*weight.shape[:-2], weight.shape[-2] * 2, weight.shape[-1])
         size = group_size_of(shape[-1], scale.shape[-1], name)
         int4 = INT4Scaling(group_size=size, scale_dtype=scale_name(float_name(scale)))
+        second = prefix + "weight_scale_2"  # how W4A8's programs split the scales, whose product with 1 / it they take
+        parts |= {"weight_scale_2": second} if second in entries else {}
         form = "int4", shape, int4, row_blocks(size, shape[-1]), float_name(scale)
     elif weight.dtype not in FP8_DTYPES:
         return None
@@ -251,6 +253,7 @@ def config(written: Written) -> dict[str, Any]:
     there: modules without one have other names.
     """
     algorithms = {m: _algorithm(recipe, m in written.inputs) for m, recipe in written.recipes.items()}
+    algorithms |= {m: _of_kept(m, written.original.get("quantization_config") or {}) for m in sorted(written.kept)}
     kinds: dict[tuple[Any, ...], list[str]] = {}
     for module, algorithm in algorithms.items():
         kinds.setdefault(tuple(algorithm.items()), []).append(module)
@@ -306,6 +309,14 @@ def _is_of_tensor(recipe: ScalingRecipe) -> bool:
     return one and recipe.element == "float8_e4m3fn"
 
 
+def _of_kept(module: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the source says of a module whose tensors stay as they are."""
+    layers = said.get("quantized_layers")
+    own = layers.get(module, said) if isinstance(layers, dict) else said
+    keys = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale")
+    return {key: own[key] for key in keys if own.get(key) is not None}
+
+
 def _algorithm(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
     match recipe:
         case NVFP4BlockScaling():
@@ -330,6 +341,9 @@ def _group(kind: dict[str, Any]) -> dict[str, Any]:
         weights["strategy"] = "channel"
     if algorithm in ("W4A16_AWQ", "W4A16_NVFP4", "FP8_PB_WO"):
         return {"weights": weights | size}
+    if algorithm == "W4A8_AWQ":
+        four = {"dynamic": False, "num_bits": 4, "type": "int"} | size
+        return {"weights": four, "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"}}
     inputs = {"dynamic": False, "num_bits": bits, "type": "float"}
     return {"input_activations": inputs | size, "weights": weights | size}
 
@@ -350,6 +364,7 @@ BRIDGE = FileFormat(
     ),
     find=find,
     row_axis=0,
+    keeps=lambda found: found.kind == "int4" and "weight_scale_2" in found.parts,
     read=lambda parts, found: from_modelopt(parts, found.kind, found.record(Details).fp8_format),
     carries=carries,
     lay_out=lay_out_for_checkpoint,

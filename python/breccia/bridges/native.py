@@ -9,6 +9,7 @@ breccia up to 0.1.3 have the same names, 4-bit codes one per byte, and load.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 from collections.abc import Mapping
@@ -380,7 +381,9 @@ def config(written: Written) -> dict[str, Any]:
     inputs = {module: one for module in written.recipes if (one := written.dynamic(module)) is not None}
     inputs |= {module: inputs_for(written.recipes[module], "static") for module in written.inputs}
     said = said_of(written.recipes, inputs)
-    return {"quantization_config": {"quant_method": NAME, **said, "ignore": written.ignored}}
+    return {
+        "quantization_config": {"quant_method": NAME, **said, "ignore": [glob.escape(one) for one in written.ignored]}
+    }
 
 
 def said_of(recipes: Mapping[str, ScalingRecipe], inputs: Mapping[str, Activations]) -> dict[str, Any]:

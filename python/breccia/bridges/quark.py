@@ -4,6 +4,7 @@ word holds eight neighbours along N."""
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -331,7 +332,7 @@ def config(written: Written) -> dict[str, Any]:
         "quant_method": NAME,
         "global_quant_config": most,
         "layer_type_quant_config": {},
-        "layer_quant_config": {module: kind for module, kind in layers.items() if kind != most},
+        "layer_quant_config": {glob.escape(module): kind for module, kind in layers.items() if kind != most},
         "exclude": written.ignored,
         "export": {
             "kv_cache_group": [],

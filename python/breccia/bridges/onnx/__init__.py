@@ -169,7 +169,7 @@ BRIDGE = FileFormat(
     container=ONNX,
     readers=Readers(embeddings=True, fused_experts=True),
     read=read,
-    keeps=lambda found: True,
+    keeps=lambda found: found.recipe is None,
     carries=carries,
     store=store,
 )

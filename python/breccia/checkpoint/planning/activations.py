@@ -122,10 +122,14 @@ class Activations:
         own name of one into the target's."""
         weights, self._spell = list(weights), spell
         quantized = {choice.found.name: choice for choice in weights if choice.recipe is not None}
+        same = {choice.found.name for choice in weights if choice.action == "same"}
         written: dict[str, list[Choice]] = {}
         lost: Counter[str] = Counter()
         rescaled = 0
         for name, weight in self._layers.items():
+            if weight.name in same:
+                written.setdefault(weight.name, []).append(self._as_it_is(name))
+                continue
             of_inputs = not name.rpartition(".")[2].startswith("output")
             if of_inputs and self._asked(weight.name.removesuffix(".weight")) == "other":
                 continue  # the scheme says that there is none
@@ -153,7 +157,7 @@ class Activations:
                 f"scales of the inputs of {rescaled} layers are rescaled: {self.target.spelled} quantizes inputs to "
                 "another format than the source did"
             )
-        written[""] = [*self.outputs.values(), *self._of_cache(bool(quantized))]
+        written[""] = [*self.outputs.values(), *self._of_cache(bool(quantized or same))]
         return written
 
     def _of_moments(

@@ -265,7 +265,7 @@ class Planner:
 
     def _as_stored(self, found: Found, target: Target) -> Choice | None:
         """A tensor whose own form no recipe says, where none is asked for and the format stays."""
-        others = target.recipe is not None or target.kind or target.float_dtype or found.recipe is not None
+        others = target.recipe is not None or target.kind or target.float_dtype
         if others or found.format != target.format or not target.bridge.keeps(found):
             return None
         names = dict.fromkeys(found.parts.values())

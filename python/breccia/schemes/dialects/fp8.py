@@ -8,6 +8,7 @@ from typing import Any
 
 from breccia.bridges.checks import numbers, real
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4BlockScaling
+from breccia.schemes.dialects import modelopt
 from breccia.schemes.dialects.common import LINEAR, Said, component, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.matching import Match
 from breccia.schemes.value import UNSAID, Activations, KVCache, ModelScheme, Rule, Unsaid
@@ -36,9 +37,11 @@ def scheme(said: Said) -> ModelScheme:
     elif method == "mxfp8":
         rules += weights_as_stored(said, fp8("group", "dynamic", size=32, scale="float8_e8m0fnu"))
     else:
-        if said.config.get("expert_dtype") == "fp4":
-            experts = Match("regex", r"(.*\.)?experts\..*")
-            rules.append(Rule((experts,), MXFP4BlockScaling(), UNSAID))
+        experts = (Match("regex", r"(.*\.)?experts\..*"),)
+        if algorithm := told.get("moe_quant_algo"):
+            rules.append(Rule(experts, *modelopt.meaning(str(algorithm).upper(), told, said)))
+        elif said.config.get("expert_dtype") == "fp4":
+            rules.append(Rule(experts, MXFP4BlockScaling(), UNSAID))
         rules.append(Rule(LINEAR, *_fp8(said)))
     raw = {key: value for key, value in told.items() if key not in SAID["words"].split()}
     return ModelScheme(tuple(rules), _cache(told), scales_of(said, ENDINGS), str(method), json.dumps(raw))

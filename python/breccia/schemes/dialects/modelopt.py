@@ -34,7 +34,7 @@ ENDINGS = {
 }
 SAID: dict[str, Any] = {
     "words": "quant_method quant_algo group_size ignore exclude_modules quantized_layers kv_cache_quant_algo "
-    "kv_cache_scheme config_groups has_zero_point pre_quant_scale lora_rank producer moe_quant_algo",
+    "kv_cache_scheme config_groups has_zero_point pre_quant_scale lora_rank producer",
     "names": ("quantized_layers",),
     "closed": ("config_groups", "kv_cache_scheme", "producer"),  # the first says less than quant_algo
 }
@@ -79,7 +79,7 @@ def scheme(said: Said) -> ModelScheme:
     if algorithm == "MIXED_PRECISION":
         rules += _mixed(mapping(told.get("quantized_layers") or {}, "modelopt: quantized_layers"), said)
     elif algorithm:
-        rules.append(Rule(LINEAR, *_meaning(algorithm, told, said)))
+        rules.append(Rule(LINEAR, *meaning(algorithm, told, said)))
     raw = {key: value for key, value in told.items() if key not in SAID["words"].split()}
     return ModelScheme(tuple(rules), _cache(told), scales_of(said, ENDINGS), "modelopt", json.dumps(raw))
 
@@ -88,11 +88,12 @@ def _mixed(layers: Mapping[str, Any], said: Said) -> list[Rule]:
     meanings = {}
     for module, one in layers.items():
         part = mapping(one, f"modelopt: quantized_layers[{module[:80]!r}]")
-        meanings[module] = _meaning(str(part.get("quant_algo")).upper(), part, said)
+        meanings[module] = meaning(str(part.get("quant_algo")).upper(), part, said)
     return rules_of(meanings)
 
 
-def _meaning(algorithm: str, part: Mapping[str, Any], said: Said) -> tuple[Any, ...]:
+def meaning(algorithm: str, part: Mapping[str, Any], said: Said) -> tuple[Any, ...]:
+    """What an algorithm says of the layers that have it, see `Rule`."""
     if algorithm not in _ALGORITHMS:
         raise ValueError(f"modelopt: quant_algo must be one of {', '.join(_ALGORITHMS)}, got {algorithm[:80]!r}")
     weights, inputs, factor = _ALGORITHMS[algorithm]
