@@ -198,8 +198,8 @@ def config(written: Written) -> dict[str, Any]:
     for name in written.ignored:
         if inside := next((module for module in written.recipes if name in module), None):
             raise ValueError(
-                f"{NAME}: {inside!r} must not be quantized where {name!r} is not: programs leave out every layer that has "
-                "such a name in its own"
+                f"{NAME}: {inside!r} must not be quantized where {name!r} is not: programs leave out all layers whose "
+                "names have such a name in them"
             )
     return {
         "quantization_config": {
