@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from breccia import bridges
 from breccia._version import __version__
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
@@ -17,7 +18,6 @@ from breccia.checkpoint.files.locks import scratch
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.plan import Planner
 from breccia.checkpoint.planning.request import Request
-from breccia.checkpoint.reading.folder import config_files
 from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing import manifest
 from breccia.checkpoint.writing.convert import Job
@@ -114,7 +114,7 @@ class _Again(Job):
                             return self._blamed(found, name, said)
                 self._companions(work)
                 index = [] if self.checkpoint.index is None else [self.checkpoint.index.name]
-                for name in (*config_files(), *index) if whole else ():
+                for name in (*bridges.config_files(), *index) if whole else ():
                     if (work.out / name).is_file() and (found := self._compared(work.out / name, out / name)):
                         return found
             finally:

@@ -278,7 +278,8 @@ class Planner:
             text = f"scales of the inputs of {len(folded)} layers (pre_quant_scale) are multiplied into their weights"
             self.notes.append(Remark(text))
         if branches := [one for one in found if one.origin.low_rank]:
-            self.notes.append(Remark(f"low-rank branches beside {len(branches)} weights are added to them"))
+            names = "svdquant_lora_a, svdquant_lora_b"
+            self.notes.append(Remark(f"low-rank branches ({names}) beside {len(branches)} weights are added to them"))
 
     def _share(self) -> tuple[list[Choice], list[str]]:
         return share(self.choices, self.target, self.checkpoint)
