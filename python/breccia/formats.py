@@ -7,6 +7,7 @@ byte, the element of even index in the low nibble.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,11 @@ def finfo(fmt: str) -> FormatInfo:
     Raises:
         ValueError: there is no such format.
     """
+    return _finfo(fmt)
+
+
+@functools.cache
+def _finfo(fmt: str) -> FormatInfo:
     return FormatInfo(**_core.format_info(fmt))
 
 

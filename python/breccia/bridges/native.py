@@ -9,6 +9,7 @@ breccia up to 0.1.3 have the same names, 4-bit codes one per byte, and load.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
 import json
 import os
@@ -137,7 +138,7 @@ def store(name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], str]:
         value = getattr(scaled, role)
         if value is not None:
             array = as_numpy(value, f"tensors[{name!r}].{role}")
-            parts[f"{name}.{role}"] = part(np.ascontiguousarray(array).reshape(array.shape), _stored(array))
+            parts[f"{name}.{role}"] = part(np.ascontiguousarray(array).reshape(array.shape), _stored(array.dtype))
     return parts, scaled._form.text(scaled.shape)
 
 
@@ -147,8 +148,9 @@ def store_in_checkpoint(name: str, scaled: ScaledTensor, place: Place) -> tuple[
     return parts, {f"{name}.config": text}
 
 
-def _stored(array: Array) -> str:
-    name = array.dtype.name
+@functools.lru_cache(maxsize=64)
+def _stored(dtype: Any) -> str:
+    name = dtype.name
     if name == "float8_e8m0fnu":
         return "F8_E8M0"
     if name in FP8_STORED:
@@ -160,28 +162,33 @@ def _stored(array: Array) -> str:
 def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int, ...] | None, str]:
     """Recipe, layout, shape (None in files of 0.1.3) and original dtype of a ``.config``."""
     try:
-        config = loads(text)
-        fields = {"name": config["recipe"]["name"], **config["recipe"]["fields"]}
-        if fields["name"] == "nvfp4":  # breccia 0.1.3 had one level, and no field to say so
-            fields.setdefault("two_level", False)
-        known = {name: kind for kind in recipes.all_recipes() for name in (kind.name, kind.__name__)}
-        kind = known[fields["name"]]
-        _check_fields(kind, config["recipe"]["fields"])
-        if lacking := sorted(_GRID & {f.name for f in dataclasses.fields(kind)} - fields.keys()):
-            raise ValueError(f"recipe must have {', '.join(lacking)}, which say what the codes mean")
-        recipe = recipes.from_dict(fields)
-        layout_kind = {kind.name: kind for kind in layouts.Layout.__subclasses__()}[config["layout"]["name"]]
-        _check_fields(layout_kind, config["layout"]["fields"])
-        layout = layout_kind(**config["layout"]["fields"])
-        shape = config.get("shape")
-        if shape is not None and not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
-            raise ValueError(f"shape must be a list of numbers, got {shape!r}")
-        original = config.get("original_dtype", "float32")
-        if original not in _ORIGINALS:
-            raise ValueError(f"original_dtype must be one of {', '.join(_ORIGINALS)}, got {shown(original)}")
-        return recipe, layout, None if shape is None else tuple(shape), original
+        return _parsed(text)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"metadata {name + '.config'!r} must describe a recipe and a layout: {error}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> tuple[ScalingRecipe, Layout, tuple[int, ...] | None, str]:
+    config = loads(text)
+    fields = {"name": config["recipe"]["name"], **config["recipe"]["fields"]}
+    if fields["name"] == "nvfp4":  # breccia 0.1.3 had one level, and no field to say so
+        fields.setdefault("two_level", False)
+    known = {name: kind for kind in recipes.all_recipes() for name in (kind.name, kind.__name__)}
+    kind = known[fields["name"]]
+    _check_fields(kind, config["recipe"]["fields"])
+    if lacking := sorted(_GRID & {f.name for f in dataclasses.fields(kind)} - fields.keys()):
+        raise ValueError(f"recipe must have {', '.join(lacking)}, which say what the codes mean")
+    recipe = recipes.from_dict(fields)
+    layout_kind = {kind.name: kind for kind in layouts.Layout.__subclasses__()}[config["layout"]["name"]]
+    _check_fields(layout_kind, config["layout"]["fields"])
+    layout = layout_kind(**config["layout"]["fields"])
+    shape = config.get("shape")
+    if shape is not None and not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
+        raise ValueError(f"shape must be a list of numbers, got {shape!r}")
+    original = config.get("original_dtype", "float32")
+    if original not in _ORIGINALS:
+        raise ValueError(f"original_dtype must be one of {', '.join(_ORIGINALS)}, got {shown(original)}")
+    return recipe, layout, None if shape is None else tuple(shape), original
 
 
 def _check_fields(kind: type[Any], said: Any) -> None:

@@ -201,6 +201,7 @@ class Found:
         )
 
 
+@functools.lru_cache(maxsize=8)
 def ghost(
     shape: tuple[int, ...],
     recipe: ScalingRecipe,

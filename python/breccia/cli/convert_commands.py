@@ -135,13 +135,11 @@ def _lost(requantized: dict[str, Any] | None) -> list[str]:
 
 
 def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: bool) -> int:
-    from breccia import checkpoint
+    from breccia.checkpoint.writing.parts import convert_part
 
     number, parts = args.part
-    pieces = checkpoint.plan(args.source, args.destination, args.to, parts, **options)
-    report = pieces[number - 1].run(
-        progress=progress, threads=args.threads, checksums=not args.no_checksums, device=args.device
-    )
+    more = {"threads": args.threads, "checksums": not args.no_checksums, "device": args.device}
+    report = convert_part(args.source, args.destination, args.to, number, parts, progress=progress, **more, **options)
     did = "was there" if report["was_there"] else f"{report['bytes_written']:,} bytes in {report['seconds']} s"
     show(args, report, f"part {number} of {parts}: {report['tensors']} tensors, {did}")
     return 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,18 @@ def logical_shape(stored: Any, layout: Any, packing: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
+@functools.lru_cache(maxsize=256)
+def _text(recipe: Any, layout: Any, original_dtype: str, shape: tuple[int, ...]) -> str:
+    """See `Form.text`."""
+    said = {
+        "recipe": {"name": getattr(recipe, "name", ""), "fields": _fields(recipe)},
+        "layout": {"name": getattr(layout, "name", ""), "fields": _fields(layout)},
+        "shape": list(shape),
+        "original_dtype": original_dtype,
+    }
+    return json.dumps(said)
+
+
 class Form(NamedTuple):
     """What the arrays of a ScaledTensor mean. A tuple, so that trees of torch and JAX compare, hash and store it."""
 
@@ -50,13 +63,10 @@ class Form(NamedTuple):
 
     def text(self, shape: Sequence[int]) -> str:
         """What the parts of a tensor of that shape mean, as JSON: an object of recipe, layout, shape and dtype."""
-        said = {
-            "recipe": {"name": getattr(self.recipe, "name", ""), "fields": _fields(self.recipe)},
-            "layout": {"name": getattr(self.layout, "name", ""), "fields": _fields(self.layout)},
-            "shape": list(shape),
-            "original_dtype": self.original_dtype,
-        }
-        return json.dumps(said)
+        try:
+            return _text(self.recipe, self.layout, self.original_dtype, tuple(shape))
+        except TypeError:  # of another library, and not to be hashed
+            return _text.__wrapped__(self.recipe, self.layout, self.original_dtype, tuple(shape))
 
     def place(self, arrays: Any) -> list[Any]:
         """Four arrays, None where there is none, of those that there are."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring as _quoted
 from pathlib import Path
 from typing import Any
 
@@ -80,4 +81,15 @@ def _modules(path: Path) -> set[str]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    disk.write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    disk.write_file(path, (_indented(value) + "\n").encode())
+
+
+def _indented(value: Any, margin: str = "\n") -> str:
+    """`json.dumps(value, indent=2, ensure_ascii=False)`, whose encoder takes 10 µs for a name of an index."""
+    inner = f"{margin}  "
+    if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
+        lines = [f"{_quoted(key)}: {_indented(one, inner)}" for key, one in value.items()]
+        return "{" + inner + f",{inner}".join(lines) + margin + "}"
+    if isinstance(value, (list, tuple)) and value:
+        return "[" + inner + f",{inner}".join([_indented(one, inner) for one in value]) + margin + "]"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -38,7 +38,7 @@ from breccia.checkpoint.writing.work import Done, Work, check_destination, names
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Piece", "finish", "parts_of", "plan"]
+__all__ = ["Piece", "convert_part", "finish", "parts_of", "plan"]
 
 _MARK = "part.identity"  # in a part's directory: what it was made from
 _NAME = re.compile(r"\.?(\d+)-of-(\d+)(\.partial)?")
@@ -142,6 +142,26 @@ def plan(
             )
             for part in range(1, parts + 1)
         ]
+
+
+def convert_part(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    to: str,
+    part: int,
+    parts: int,
+    *,
+    progress: bool = False,
+    threads: int | None = None,
+    checksums: bool = True,
+    device: str = "cpu",
+    **options: Unpack[Options],
+) -> dict[str, Any]:
+    """`Piece.run` of one part of `plan`, which is planned once."""
+    request = Request.of(to, **options)
+    where = Device.of(device)
+    with _opened(source, destination, request, parts, progress, threads, checksums=checksums, device=where) as job:
+        return job.convert_part(part)
 
 
 def finish(
