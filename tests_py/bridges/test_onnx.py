@@ -298,6 +298,7 @@ def test_blocks_lie_along_what_products_sum_over(how: str, key: str, tmp_path: P
     assert back["tensors"]["repack"] == 1
     held = dict(breccia.open(tmp_path / "back.safetensors"))["w.weight"]
     assert held.shape == upright.shape
+    assert all(one["equal"] for one in verify(tmp_path / "back.safetensors", out)["tensors"])
     np.testing.assert_array_equal(breccia.dequantize(held), expected)
     again = convert(out, tmp_path / "again.onnx", "onnx")
     assert again["tensors"]["repack"] == 1

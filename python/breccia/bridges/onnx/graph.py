@@ -85,6 +85,8 @@ def raised(model: Any, opset: int, tensors: dict[str, tuple[int, tuple[int, ...]
     changes it. Raises ValueError where onnx cannot."""
     from onnx import ModelProto, helper, version_converter
 
+    if not opset:  # nothing is quantized
+        return []
     model.ir_version = max(model.ir_version, next(ir for least, ir in _IR.items() if least >= opset))
     own = next((one for one in model.opset_import if one.domain in ("", "ai.onnx")), None)
     if own is None or own.version >= opset:

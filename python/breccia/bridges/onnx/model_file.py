@@ -20,6 +20,7 @@ from breccia.bridges.onnx.nodes import FLOATS, HALVES, PLAIN, Node
 from breccia.bridges.packing import pack_nibbles
 from breccia.bridges.parts import Found
 from breccia.peers import require
+from breccia.value.form import axis_of
 
 if TYPE_CHECKING:
     from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -231,7 +232,9 @@ class _Onnx(Container):
         return files[0].products() if files else {}
 
     def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:
-        return "the graph of the ONNX model is left out: its tensors alone are converted"
+        turned = [one for file in files for one in file.described() if one.layout and axis_of(one.layout) == -2]
+        more = f", {len(turned)} of them transposed, with their outputs first" if turned else ""
+        return f"the graph of the ONNX model is left out: its tensors alone are converted{more}"
 
     def writer(self, path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:
         require("onnx", "onnx")
@@ -370,7 +373,7 @@ def _made(output: Output, source: OnnxFile | None, graph: Any) -> tuple[list[Any
     from onnx import TensorProto, helper
 
     types = {name: kind for name, (dtype, _) in output.plan.items() if (kind := _TYPES.get(dtype))}
-    nodes, opset, weights = [], LEAST if source is None else 1, {}
+    nodes, opset, weights = [], LEAST if source is None else 0, {}
     for found, stored in output.tensors:
         name = found.name
         result = name if source is None else source.output_of(name)

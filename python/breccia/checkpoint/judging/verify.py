@@ -24,6 +24,7 @@ from breccia.checkpoint.writing.manifest import Written
 from breccia.gguf.rope import ROPE_TENSORS
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import differences, modules_of
+from breccia.value.form import axis_of
 
 if TYPE_CHECKING:
     from breccia.moments import Moments
@@ -293,6 +294,8 @@ def _compared(
     outputs: OutputErrors | None,
 ) -> Difference:
     reference, tensor = first.load(first.folded(a)), second.load(second.folded(b))
+    if first.container is not second.container and {_axis(reference), _axis(tensor)} == {-1, -2}:
+        reference, tensor = _upright(reference), _upright(tensor)
     if bound_db is None:
         bound_db = least(bits_of(first, a, reference), bits_of(second, b, tensor))
     if merged is not None:
@@ -303,6 +306,16 @@ def _compared(
     first.release(a)
     second.release(b)
     return difference
+
+
+def _axis(tensor: Any) -> int | None:
+    """Along which a ScaledTensor's blocks run; None of others."""
+    return axis_of(tensor.layout) if isinstance(tensor, ScaledTensor) else None
+
+
+def _upright(tensor: Any) -> Any:
+    """A weight of a graph, which is written elsewhere with its outputs first, so; others as they are."""
+    return tensor.mT if _axis(tensor) == -2 else tensor
 
 
 def _canonical(found: Found) -> str:
