@@ -2,18 +2,25 @@
 """What a format writes of a scheme it reads as that scheme: over every format, and random schemes."""
 
 import functools
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import breccia
+import numpy as np
 import pytest
 from breccia import bridges
 from breccia.bridges.contract import FileFormat
+from breccia.bridges.parts import Found, Part
 from breccia.bridges.written import Written, same_grid
+from breccia.checkpoint import convert, save_arrays, target_names
 from breccia.recipe_names import names, recipe_of
 from breccia.recipes import ScalingRecipe
 from breccia.schemes import Activations, KVCache, ModelScheme
 from breccia.schemes.dialects import Said, dialect_of, scheme_of
 from breccia.schemes.inputs import inputs_for
+from test_accounting import WRITTEN, written
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
@@ -138,3 +145,80 @@ def test_what_is_written_of_a_scheme_is_read_as_that_scheme(name: str) -> None:
 
     law()
     assert refused < 30
+
+
+ROW = breccia.INT8Scaling()
+
+
+def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found:
+    module = name.removesuffix("codes")
+    parts = {"codes": name, "size": module + "size"}
+    return Found(module + "weight", "acme", "int8", parts, entries[name].shape, ROW, ROW.layout, "float32")
+
+
+def lay_out(scaled: Any, place: Any) -> dict[str, Part]:
+    codes = Part("I8", scaled.shape, lambda: scaled.data.view("int8"))
+    return {"codes": codes, "size": Part("F32", scaled.scale.shape, lambda: scaled.scale)}
+
+
+ACME = FileFormat(
+    "acme",
+    recipes={"int8": ROW},
+    anchors=(".codes",),
+    find=find,
+    read=lambda parts, found: breccia.ScaledTensor(parts["codes"].view("uint8"), parts["size"], ROW, ROW.layout),
+    carries=lambda recipe: recipe == ROW,
+    lay_out=lay_out,
+    config=lambda written: {"quantization_config": {"quant_method": "acme", "speed": 3}, "acme": {"rows": True}},
+)
+
+
+@pytest.fixture
+def acme() -> Iterator[FileFormat]:
+    bridges.register(ACME)
+    yield ACME
+    bridges.unregister("acme")
+
+
+def test_an_outside_format_has_schemes_erasing_and_accounting(acme: FileFormat, tmp_path: Path) -> None:
+    """Of a format that has a function to write alone."""
+    source, start = written(acme, tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    assert config["acme"] == {"rows": True}
+    assert dialect_of(config["quantization_config"]) is acme.dialect
+    rule = breccia.scheme(source).rule(start[:-1])
+    assert rule is not None
+    assert rule.weights == ROW
+    for to in ("bf16", "compressed-tensors:int8", "modelopt:fp8", "nvfp4", "mlx:int4"):
+        report = convert(source, tmp_path / to, to)
+        assert not [note for note in report["notes"] if "nobody" in note]
+        assert "acme" not in (tmp_path / to / "config.json").read_text(), to
+        assert report["account"]["keys"] == {"quant_method": "read", "speed": "read"}
+    convert(source, tmp_path / "again", "acme", strict=True)
+    assert json.loads((tmp_path / "again" / "config.json").read_text()) == config
+    save_arrays({f"{start}shift": np.ones(4, np.float32)}, source / "more.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"shift.*stands beside a quantized weight"):
+        convert(source, tmp_path / "out", "bf16")
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITTEN) - {"gpt-oss"}))
+def test_no_output_keeps_what_another_format_says(name: str, tmp_path: Path) -> None:
+    source, _ = written(WRITTEN[name], tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    stale = {"expert_dtype": "fp4", "quantize_activations": True, "compression_config": {"format": "dense"}}
+    (source / "config.json").write_text(json.dumps({**stale, **config, "text_config": {"expert_dtype": "fp4"}}))
+    last = {one.partition(":")[0]: one for one in target_names()}  # of each format
+    for to in sorted({"bf16", "deepseek:block", *(last[one] for one in last.keys() - {"gpt-oss", "gguf", "onnx"})}):
+        try:
+            convert(source, tmp_path / "out", to, force=True, checksums=False)
+        except ValueError as error:
+            assert "model_type" in str(error) or "even" in str(error), to  # deepseek:mxfp4
+            continue
+        left = json.loads((tmp_path / "out" / "config.json").read_text())
+        assert not left["text_config"], to
+        wanted = {"expert_dtype"} if to == "deepseek:mxfp4" else set()
+        assert left.keys() & (stale.keys() | {"quantization"}) <= wanted | (
+            {"quantization"} if "mlx" in to else set()
+        ), to
+        if to in ("bf16", "fp16", "fp32"):
+            assert "quantization_config" not in left
