@@ -85,6 +85,66 @@ def test_arrays_that_compiled_code_closes_over(recipe):
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(master), jax.grad(loss)(master), rtol=1e-4, atol=1e-2)
 
 
+@cases.ALL
+def test_integer_gradients_are_there_where_jax_is_asked_for_them(recipe):
+    x, w = jnp.asarray(cases.normal((6, 256))), cast(jnp.asarray(cases.normal((7, 256), seed=2)), recipe)
+    uses = (lambda w: linear(x, w), dequantize, lambda w: dequantize(requantize(w, MXFP8)), lambda w: dequantize(w.mT))
+    for use in uses:
+        found = jax.grad(lambda w, use=use: use(w).sum(), allow_int=True)(w)
+        assert jax.tree.structure(found) == jax.tree.structure(w)
+    # Beside codes an adapter is trained.
+    both = jax.grad(lambda p: (linear(x, p["w"]) + p["bias"]).sum(), allow_int=True)({"w": w, "bias": jnp.ones(7)})
+    np.testing.assert_array_equal(both["bias"], np.full(7, 6.0))
+
+
+@cases.ALL
+def test_grouped_products_of_traced_offsets(recipe):
+    x, w = jnp.asarray(cases.normal((9, 256))), cast(jnp.asarray(cases.normal((3, 64, 256), seed=2)), recipe)
+    offsets = jnp.asarray([0, 2, 2, 7])
+    grouped = jax.jit(breccia.grouped_matmul)
+    for rows in (x, cast(x, MXFP8)):
+        expected = breccia.grouped_matmul(rows, w, offsets)
+        np.testing.assert_allclose(grouped(rows, w, offsets), expected, rtol=2e-5, atol=2e-4)
+    gradient = jax.jit(jax.grad(lambda x: (breccia.grouped_matmul(x, w, offsets) ** 2).sum()))
+    traced = jax.jit(jax.grad(lambda x, offsets: (breccia.grouped_matmul(x, w, offsets) ** 2).sum()))
+    np.testing.assert_allclose(traced(x, offsets), gradient(x), rtol=1e-4, atol=1e-2)
+
+
+@cases.ALL
+def test_tensors_are_joined_under_jit_or_a_sentence_says_why_not(recipe):
+    a, b = (cast(jnp.asarray(cases.normal((128, 256), seed=seed)), recipe) for seed in (2, 3))
+    one = recipe.layout.one_scale
+    shares = {"stack": one, 0: one or a.global_scale is not None}
+    shares[1] = shares[0] or recipe.layout.block.columns == 0
+    for way, refused in shares.items():
+
+        def join(a, b, way=way):
+            return breccia.stack([a, b]) if way == "stack" else breccia.concatenate([a, b], axis=way)
+
+        if refused:
+            with pytest.raises(ValueError, match="tensors must not be traced to be joined along axis"):
+                jax.jit(join)(a, b)
+        else:
+            peers.same_bytes(PEER, dequantize(jax.jit(join)(a, b)), np.asarray(dequantize(join(a, b))), way)
+
+
+@cases.ALL
+def test_forward_differentiation_is_refused_in_a_sentence(recipe):
+    x, w = jnp.asarray(cases.normal((6, 256))), cast(jnp.asarray(cases.normal((7, 256), seed=2)), recipe)
+    values = dequantize(w)
+    products = (lambda x: linear(x, w), lambda x: autograd.linear(x, values))
+    calls = [
+        *(lambda call=call: jax.jvp(call, (x,), (x,)) for call in (*products, lambda x: cast_ste(x, recipe))),
+        *(lambda call=call: jax.jacfwd(call)(x) for call in products),
+        lambda: jax.hessian(lambda x: (linear(x, w) ** 2).sum())(x),
+    ]
+    for call in calls:
+        with pytest.raises(
+            TypeError, match=r"must be differentiated in reverse mode \(grad, vjp, jacrev\), not forward"
+        ):
+            call()
+
+
 def test_a_first_call_inside_of_jit_knows_what_is_traced():
     code = "import jax, jax.numpy as jnp; x = jnp.ones((2, 32)); import breccia; "
     code += "f = jax.jit(lambda: breccia.cast(x, 'mxfp8').dequantize()); assert (f() == x).all(); "

@@ -107,3 +107,19 @@ def test_scaled_layers_are_compiled_once_or_twice(recipe):
             found.append((result, *torch.autograd.grad((result * values(rows, 32)).sum(), layer.weight)))
         check(*found, rows)
     assert counter.frame_count <= 2
+
+
+@cases.ALL
+def test_tensors_are_joined_in_compiled_code_or_a_sentence_says_why_not(recipe):
+    a, b = (cast(torch.from_numpy(cases.normal((128, 256), seed=seed)), recipe) for seed in (2, 3))
+    if not recipe.layout.one_scale:
+        made, _ = compiled(lambda a, b: dequantize(breccia.stack([a, b])), None)
+        check(made(a, b), dequantize(breccia.stack([a, b])), "stack")
+    made, _ = compiled(lambda a, b: breccia.concatenate([a, b]), None)
+    if recipe.layout.one_scale or a.global_scale is not None:
+        twice, _ = compiled(lambda a: breccia.concatenate([a, a]), None)
+        check(twice(a), breccia.concatenate([a, a]), "of one scale")
+        with pytest.raises(Exception, match="tensors must not be traced to be joined along axis 0"):
+            made(a, b)
+    else:
+        check(made(a, b), breccia.concatenate([a, b]), "concatenate")

@@ -81,7 +81,7 @@ def concatenate(tensors: Iterable[ScaledTensor[A]], axis: int = 0) -> ScaledTens
             return None
         # A scale of everything along the axis must be one and the same in all of them.
         if len(arrays[0].shape) == 0 or (from_end == -1 and blocks.columns == 0):
-            return _shared(arrays, name, axis)
+            return _shared(arrays, name, axis, xp)
         return xp.concatenate(arrays, axis)
 
     second = _global_scales(parts, axis, xp)
@@ -116,7 +116,8 @@ def _axis_of(axis: int, ndim: int) -> int:
 
 def _check_like(first: ScaledTensor, other: ScaledTensor, i: int, axis: int) -> None:
     for name in ("recipe", "layout", "is_packed"):
-        if getattr(first, name) != getattr(other, name):
+        mine, theirs = getattr(first, name), getattr(other, name)
+        if mine is not theirs and mine != theirs:
             raise ValueError(
                 f"tensors[{i}].{name} must be that of tensors[0], {getattr(first, name)}, got {getattr(other, name)}"
             )
@@ -130,13 +131,23 @@ def _check_like(first: ScaledTensor, other: ScaledTensor, i: int, axis: int) -> 
         raise ValueError(f"tensors[{i}] must have the shape {first.shape} but for axis {axis}, got {other.shape}")
 
 
+def _known(arrays: Sequence[Any], xp: Any) -> bool:
+    """Whether it can be told if all are the same."""
+    return all(array is arrays[0] for array in arrays) or all(map(xp.is_known, arrays))
+
+
 def _same(arrays: Sequence[Any]) -> bool:
     """Whether all hold the same numbers; NaN, which a scale may be, is one too."""
     first, nan = arrays[0], arrays[0] != arrays[0]
     return all(x is first or bool(((x == first) | (nan & (x != x))).all()) for x in arrays[1:])  # noqa: PLR0124
 
 
-def _shared(arrays: Sequence[Any], name: str, axis: int) -> Any:
+def _shared(arrays: Sequence[Any], name: str, axis: int, xp: Any) -> Any:
+    if not _known(arrays, xp):
+        raise ValueError(
+            f"tensors must not be traced to be joined along axis {axis}, for they share one {name}, which is compared: "
+            f"join them outside of the compiled function"
+        )
     if not _same(arrays):
         raise ValueError(
             f"tensors must have one {name} to be joined along axis {axis}, for they would share it: dequantize and "
@@ -151,10 +162,11 @@ def _global_scales(parts: Sequence[ScaledTensor], axis: int, xp: Any) -> Any:
     if arrays[0] is None:
         return None
     if all(math.prod(array.shape) == 1 for array in arrays):
-        arrays = [array.reshape(()) for array in arrays]
-        if axis >= parts[0].ndim - 2 or _same(arrays):
-            return _shared(arrays, "global_scale", axis)
+        one = arrays[0].reshape(())
+        arrays = [one if array is arrays[0] else array.reshape(()) for array in arrays]
+        if axis >= parts[0].ndim - 2 or (_known(arrays, xp) and _same(arrays)):
+            return _shared(arrays, "global_scale", axis, xp)
     if axis >= parts[0].ndim - 2:
-        return _shared(arrays, "global_scale", axis)
+        return _shared(arrays, "global_scale", axis, xp)
     zeros = [xp.constant(np.zeros((*t.shape[:-2], 1, 1), np.float32), "float32", t.data) for t in parts]
     return xp.concatenate([zero + array for zero, array in zip(zeros, arrays, strict=True)], axis)

@@ -15,7 +15,7 @@ import numpy as np
 from breccia import _core, recipes
 from breccia.frameworks.jax import callbacks, ffi, partition, trees
 from breccia.frameworks.jax import sharding as cuts
-from breccia.frameworks.jax.arguments import check_here, dtype_name, floats, is_here, parts_here
+from breccia.frameworks.jax.arguments import check_here, dtype_name, floats, in_reverse, is_here, parts_here
 from breccia.frameworks.jax.callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
 from breccia.frameworks.jax.namespace import JAX
 from breccia.frameworks.jax.products import direct_linear as direct_linear
@@ -248,7 +248,8 @@ def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
-    return _straight_through(floats(x, "x"), recipe, clip)
+    with in_reverse("a cast"):
+        return _straight_through(floats(x, "x"), recipe, clip)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -277,7 +278,8 @@ def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
     if seed is None and products.recipes.stochastic:
         raise ValueError("seed is required for stochastic rounding in JAX: pass a new integer every step")
     seed = jnp.asarray(0 if seed is None else seed, jnp.int32)
-    return _linear(floats(x, "x"), floats(w, "w"), products.recipes, products.scales, seed)
+    with in_reverse("a product"):
+        return _linear(floats(x, "x"), floats(w, "w"), products.recipes, products.scales, seed)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -66,3 +68,16 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
     if name == "float64" and not jax.config.jax_enable_x64:
         raise TypeError(f"{argument} must not be float64 unless jax_enable_x64 is set")
     return name
+
+
+@contextlib.contextmanager
+def in_reverse(what: str) -> Iterator[None]:
+    """Says of forward differentiation that there is none of what is computed here."""
+    try:
+        yield
+    except TypeError as error:
+        if "custom_vjp" not in str(error):
+            raise
+        raise TypeError(
+            f"{what} must be differentiated in reverse mode (grad, vjp, jacrev), not forward (jvp, jacfwd, hessian)"
+        ) from None

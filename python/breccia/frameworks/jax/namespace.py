@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from breccia.frameworks.jax.callbacks import is_concrete, is_staging
 from breccia.kernels.whole_array.namespace import Namespace, wrapped
 
 
@@ -38,6 +39,9 @@ class Jax(Namespace):
 
     def index(self, x: Any, axis: int, index: Any) -> Any:
         return jnp.take(x, index, axis, mode="clip")
+
+    def is_known(self, x: Any) -> bool:
+        return is_concrete(x) and not is_staging()
 
     def arange(self, n: int, like: Any) -> Any:
         return lax.iota(jnp.int32, n)

@@ -12,7 +12,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.frameworks.jax import callbacks, ffi, partition
-from breccia.frameworks.jax.arguments import dtype_name, floats, is_here, parts_here
+from breccia.frameworks.jax.arguments import dtype_name, floats, in_reverse, is_here, parts_here
 from breccia.frameworks.jax.callbacks import from_numpy, raw
 from breccia.frameworks.jax.namespace import JAX
 from breccia.kernels import whole_array
@@ -30,7 +30,8 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     arrays = [data_of(x) for x in (a, b)]
     if all(map(is_here, arrays)):
         return from_numpy(callbacks.matmul_now(a, b, name, precision), *arrays)
-    return _matmul(a, b, name, precision)
+    with in_reverse("a product"):
+        return _matmul(a, b, name, precision)
 
 
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
@@ -72,8 +73,18 @@ def _swapped(*arrays: Any) -> Any:
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
-    """Of arrays that explicit axes do not split: an expert's rows may be any."""
+    """Of arrays that explicit axes do not split: an expert's rows may be any. Offsets that are traced are not checked,
+    and the values are multiplied."""
+    if isinstance(offsets, jax.core.Tracer):
+        name = dtype_name(out_dtype, "out_dtype")
+        return partition.gathered(lambda x, w: _ragged(x, w, offsets).astype(name), _operand(x, "x"), w_stack)
     return partition.gathered(lambda x, w: by_expert(x, w, offsets, out_dtype), x, w_stack)
+
+
+def _ragged(x: Any, w_stack: ScaledTensor, offsets: Any) -> Any:
+    weights = jnp.swapaxes(_values(jax.lax.stop_gradient(w_stack)), -1, -2)
+    y = jax.lax.ragged_dot(_values(x), weights, jnp.diff(offsets).astype(jnp.int32), precision="highest")
+    return jnp.where(jnp.arange(x.shape[0])[:, None] < offsets[-1], y, 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

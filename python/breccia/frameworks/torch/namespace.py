@@ -53,6 +53,9 @@ class Torch(Namespace):
     def pad(self, x: Any, rows: int, cols: int) -> Any:
         return torch.nn.functional.pad(x, (0, cols, 0, rows))
 
+    def is_known(self, x: Any) -> bool:
+        return not torch.compiler.is_compiling()
+
     def is_zero(self, count: Any) -> bool:
         if not torch.compiler.is_compiling():
             return bool(count == 0)

@@ -70,6 +70,10 @@ class Namespace:
         """Zeros after the last two axes."""
         return self.library.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows), (0, cols)])
 
+    def is_known(self, x: Any) -> bool:
+        """Whether an array has values that Python may look at; not while a compiler traces."""
+        return True
+
     def is_zero(self, count: int) -> bool:
         """Whether a number is 0; not where compiled code is to be for all numbers."""
         return count == 0
