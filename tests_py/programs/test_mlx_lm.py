@@ -56,6 +56,7 @@ def in_mlx_lm(path: Path) -> Any:
     return np.array(model(mx.array([TOKENS])).astype(mx.float32))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("key", bridges.bridge("mlx").recipes)
 @pytest.mark.parametrize("name", TRIED)
 def test_it_computes_with_the_weights_that_were_written(name: str, key: str, sources: Any, tmp_path: Path) -> None:

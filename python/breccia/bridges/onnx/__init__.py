@@ -92,7 +92,7 @@ def _inputs(scaled: ScaledTensor, whole: bool) -> dict[str, Part]:
 
 def _turned(one: Part, shape: tuple[int, ...]) -> Part:
     """A part of an upright tensor for its transpose; ``shape`` of its elements."""
-    if len(shape) < 2:
+    if len(one.shape) < 2:
         return one
     halves = one.dtype in HALVES
     return Part(one.dtype, turned_shape(shape), lambda: swapped_codes(np.asarray(one.make()), shape, halves))
@@ -138,12 +138,9 @@ def store(name: str, scaled: ScaledTensor, place: Place) -> tuple[dict[str, Part
     size = getattr(scaled.layout, "block_k", 0) or -(-shape[-1] // scale[-1]) if blocks else 0
     axis = last if blocks else 0
     if turned:
-        parts = {
-            role: _turned(one, shape if role == "codes" else scale) for role, one in parts.items() if one.shape
-        } | {role: one for role, one in parts.items() if not one.shape}
+        parts = {role: _turned(one, shape if role == "codes" else scale) for role, one in parts.items()}
         axis = last - 1 if blocks else last if scale else 0
-    swap = turned and place.product == BY_ROWS
-    said = {"parts": named, "axis": axis, "block_size": size, "swap": swap}
+    said = {"parts": named, "axis": axis, "block_size": size, "swap": turned and place.product == BY_ROWS}
     if "zero_point" in parts:
         said["dims"] = {named["zero_point"]: parts["scale"].shape}  # of which the part's rows may be two together
     return {named[role]: one for role, one in parts.items()}, {name: json.dumps(said)}

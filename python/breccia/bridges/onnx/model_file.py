@@ -49,8 +49,8 @@ class OnnxFile:
         self._places: dict[str, tuple[InputFile, int]] = {}  # and where in them those of a tensor begin
         try:
             self.proto = onnx.load_model_from_string(self.file.read(0, self.file.size))
-            self._tensors = {one.name: self._bytes(one) for one in self.proto.graph.initializer}
             every = {one.name: one for one in self.proto.graph.initializer}
+            self._tensors = {name: self._bytes(one) for name, one in every.items()}
             self.types = {name: one.data_type for name, one in every.items()}
             self.kinds = {name: onnx.TensorProto.DataType.Name(kind) for name, kind in self.types.items()}
             self.dims = {name: tuple(one.dims) for name, one in every.items()}
@@ -65,15 +65,14 @@ class OnnxFile:
         del self.proto.graph.initializer[:]
         self.entries = {}
         for name, raw in self._tensors.items():
-            dtype, shape = PLAIN.get(self.kinds[name], "U8"), self.dims[name]
-            shape = shape if self.kinds[name] in PLAIN else (raw.size,)
-            wanted = _nbytes(self.kinds[name], shape) if self.kinds[name] in PLAIN else raw.size
-            halves = -(-math.prod(self.dims[name]) // 2) if self.kinds[name] in HALVES else raw.size
-            if min((*self.dims[name], 0)) < 0 or raw.size != wanted or raw.size != halves:
+            kind, dims = self.kinds[name], self.dims[name]
+            known = kind in PLAIN or kind in HALVES
+            if min((*dims, 0)) < 0 or (known and raw.size != _nbytes(kind, dims)):
                 self.close()
                 where = f"{path}: tensor {name[:200]!r}"
-                raise ValueError(f"{where} must have the bytes of its shape {self.dims[name]}, got {raw.size}")
-            self.entries[name] = Entry(name, dtype, shape, 0, raw.size)
+                raise ValueError(f"{where} must have the bytes of its shape {dims}, got {raw.size}")
+            shape = dims if kind in PLAIN else (raw.size,)
+            self.entries[name] = Entry(name, PLAIN.get(kind, "U8"), shape, 0, raw.size)
         self.nodes: dict[str, list[Any]] = {}  # of described tensors, by the model's own names
         self._uses = Uses(self.proto.graph)
         self._found = self._describe()
@@ -134,9 +133,7 @@ class OnnxFile:
             parts["zero_point"] = zero
         if first is not None:
             if math.prod(self.dims[first.input[1]]) != 1 or (len(first.input) > 2 and first.input[2]):
-                raise ValueError(
-                    f"{self.path}: tensor {name!r} must have one scale of its scales, without a zero point"
-                )
+                raise ValueError(f"{self.path}: tensor {name!r} must have one scale of scales, without a zero point")
             parts["global_scale"] = first.input[1]
         axis, shape = said.get("axis", 1), self.dims[x]
         one = Node(
@@ -302,11 +299,9 @@ def _same(output: Output, source: OnnxFile) -> set[str]:
     return {
         name
         for found, stored in output.tensors
-        for name, (dtype, shape) in stored.items()
+        for name, spec in stored.items()
         if name in source.entries
-        and (
-            _is_kept(found, stored, output) or (found.format == "plain" and source.entries[name][1:3] == (dtype, shape))
-        )
+        and (_is_kept(found, stored, output) or (found.format == "plain" and source.entries[name][1:3] == spec))
     }
 
 

@@ -69,7 +69,7 @@ _CODES = {
 
 
 def swapped_codes(raw: Array, shape: tuple[int, ...], halves: bool) -> Array:
-    """Codes of a shape with its last two axes swapped, in row order as bytes; of two that share a byte, ``halves``."""
+    """Codes or scales of a shape with its last two axes swapped, flat; ``halves``: of which two share a byte."""
     flat = raw.reshape(-1)
     flat = unpack_nibbles(flat, math.prod(shape)) if halves else flat
     turned = np.swapaxes(flat.reshape(shape), -1, -2).reshape(-1)
@@ -207,15 +207,13 @@ class Node:
             values = self._values(raw, scale, zero, second)
             return np.swapaxes(values, -1, -2) if self.swapped else values
         if (turned := self._turned) is not None:
-            raw = swapped_codes(codes(raw, "x"), self.shape, self.element in HALVES)
+            halves = self.element in HALVES
+            raw = swapped_codes(codes(raw, "x"), self.shape, halves)
             if self.block:
-                scale = np.swapaxes(scale.reshape(self.scale_shape), -1, -2)
-                zero = (
-                    zero
-                    if zero is None
-                    else swapped_codes(codes(zero, "x_zero_point"), self.scale_shape, self.element in HALVES)
-                )
-            upright = turned.tensor(raw, np.ascontiguousarray(scale), zero, second)
+                scale = swapped_codes(scale, self.scale_shape, False)
+            if self.block and zero is not None:
+                zero = swapped_codes(codes(zero, "x_zero_point"), self.scale_shape, halves)
+            upright = turned.tensor(raw, scale, zero, second)
             assert isinstance(upright, ScaledTensor)
             return upright if self.swapped else upright.mT
         recipe, layout = form
@@ -265,12 +263,8 @@ class Node:
             nibbles = unpack_nibbles(raw, math.prod(shape))
             if self.element == "FLOAT4E2M1":
                 return decode(nibbles, "float4_e2m1fn").reshape(shape)
-            signed = self.element == "INT4"
-            return (
-                np.where(signed & (nibbles > 7), nibbles.astype(np.int8) - 16, nibbles)
-                .astype(np.float32)
-                .reshape(shape)
-            )
+            low = 16 * ((nibbles > 7) & (self.element == "INT4"))
+            return (nibbles - low.astype(np.float32)).reshape(shape)
         if self.element in _CODES:
             return decode(raw, _CODES[self.element]).reshape(shape)
         return raw.view(np.int8 if self.element == "INT8" else np.uint8).astype(np.float32).reshape(shape)
