@@ -102,6 +102,7 @@ class Origin:
         experts: matrices in that batch.
         factor: name of a stored scale of the layer's inputs, which multiplies the columns; "" where there is none.
         low_rank: names of two stored matrices, (rank, columns) and (rows, rank), whose product is added before that.
+        rotations: what is turned back in the values, in order, each with ``undone(values, array)``.
         members: tensors that are put together, along a new first axis or by ``cut``.
         whole: the tensor that this is a half of.
         cut: which half, or how halves are put together.
@@ -115,6 +116,7 @@ class Origin:
     experts: int = 1
     factor: str = ""
     low_rank: tuple[str, ...] = ()
+    rotations: tuple[Any, ...] = ()
     members: tuple[Found, ...] = ()
     whole: Found | None = None
     cut: Cut | None = None
@@ -122,7 +124,7 @@ class Origin:
     @property
     def is_made(self) -> bool:
         """Whether no stored tensor has the bytes."""
-        return bool(self.members or self.expert is not None or self.offset or self.cut)
+        return bool(self.members or self.expert is not None or self.offset or self.cut or self.rotations)
 
     @property
     def sources(self) -> tuple[Found, ...]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from breccia._serving.models import check_patterns, dense, fits, is_alone
 from breccia.bridges import native
 from breccia.bridges.common import as_numpy
 from breccia.bridges.parts import Found
-from breccia.checkpoint.planning.choices import EXCLUDED
+from breccia.checkpoint.planning.left_alone import NOTHING_KNOWN
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.diffusers.configs import BrecciaConfig
 from breccia.nn import QuantizedLinear
@@ -30,7 +29,7 @@ from breccia.verbs import cast
 __all__ = ["BrecciaQuantizer"]
 
 _logger = logging.get_logger(__name__)
-_LEFT_ALONE = (*EXCLUDED, "proj_out.weight")  # at the top, what makes the output
+_OUTPUT = "proj_out.weight"  # at the top, what makes the output
 
 
 class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
@@ -99,7 +98,7 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             if type(module) is not torch.nn.Linear:
                 continue
             name, shape = f"{path}.weight", tuple(module.weight.shape)
-            left = any(fnmatchcase(name.lower(), pattern) for pattern in _LEFT_ALONE) or min(shape) < 16
+            left = NOTHING_KNOWN.weight(name) or name == _OUTPUT or min(shape) < 16
             if left or is_alone(path, [*named, *keep]) or not fits(name, shape, config.recipe, _logger):
                 ignored.append(path)
                 continue

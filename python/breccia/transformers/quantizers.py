@@ -7,7 +7,6 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from transformers.utils import logging
 from breccia._serving.models import check_patterns, dense, fits, is_alone
 from breccia.bridges.parts import Found
 from breccia.checkpoint.planning.asked import Asked
-from breccia.checkpoint.planning.choices import EXCLUDED
+from breccia.checkpoint.planning.left_alone import left_alone
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe
@@ -239,14 +238,14 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         if sources:
             self._separate_experts(model, ["experts.0.w1.weight" if any(".w1." in s for s in sources) else _GATE])
         self._choose_stacks(model, alone)
-        ignored = []
+        ignored, known = [], left_alone(model.config.to_dict())
         for path, module in model.named_modules():
             if type(module) not in (torch.nn.Linear, Conv1D):
                 continue
             name, turned = f"{path}.weight", isinstance(module, Conv1D)
             shape = tuple(reversed(module.weight.shape)) if turned else tuple(module.weight.shape)
             named = asked is not None and asked.names(path)
-            left = is_alone(path, alone) or any(fnmatchcase(name.lower(), p) for p in EXCLUDED)
+            left = is_alone(path, alone) or known.weight(name)
             recipe = None if (left and not named) or min(shape) < 16 else self.layer(name).weight
             if recipe is None or not fits(name, shape, recipe, _logger):
                 ignored.append(path)

@@ -286,7 +286,8 @@ def _ignored(match: Match) -> str:
         case "regex-search":
             return f"re:.*(?:{match.pattern})"
         case "glob" if not set("?[") & set(match.pattern):
-            return "re:" + ".*".join(map(re.escape, match.pattern.split("*"))) + "$"
+            text = ".*".join(map(re.escape, match.pattern.split("*")))
+            return f"re:{text}" if text.endswith(".*") else f"re:{text}$"
         case "under":
             return rf"re:{re.escape(match.pattern)}(\..*)?$"
         case "contains":

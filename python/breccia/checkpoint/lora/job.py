@@ -74,7 +74,8 @@ class Merge(Job):
         self.adapter.file.file.check_unchanged()
 
     def _companions(self, work: Work) -> None:
-        outputs.write_companions(self.checkpoint, work.out, None, self.plan.choices, dict(self.plan.files))
+        plan = self.plan
+        self.notes += outputs.write_companions(self.checkpoint, work.out, None, plan.choices, dict(plan.files))
 
     def _execute(self, choice: Choice, sink: Sink, losses: dict[str, Loss]) -> int:
         if choice.action != "merge":

@@ -17,9 +17,10 @@ from breccia.bridges.parts import Found
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.lora.adapters import Adapter, Change
 from breccia.checkpoint.lora.rounding import MergeRounding
-from breccia.checkpoint.planning import notes
 from breccia.checkpoint.planning.choices import Choice, requantized
 from breccia.checkpoint.planning.plan import Plan, Planner
+from breccia.checkpoint.planning.remarks import some
+from breccia.checkpoint.planning.rotations import KEYS, rotations_of
 from breccia.checkpoint.planning.shared_scales import fused
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.models import is_stored_turned
@@ -83,7 +84,7 @@ class MergePlanner(Planner):
         codes = [c.found.name for c in self.choices if c.action == "merge" and c.recipe is not None]
         without = [name for name in codes if name in self.adapter.changes and not self.rounding.has_moments(name)]
         said = f"{self.rounding.moments.path} has no moments of them: the adapter's own matrices serve"
-        return [f"{notes.some(without)}: {said}"] if without else []
+        return [f"{some(without)}: {said}"] if without else []
 
     def _choose(self, found: Found, target: Target) -> Choice:
         choice = super()._choose(found, target)
@@ -146,6 +147,8 @@ def _check(name: str, change: Change, known: dict[str, Found], checkpoint: Check
             f"adapter's tensor of {name!r} must have its place in the base, {checkpoint.path} has none of that name"
         )
     module = name.rpartition(".")[0]
+    if any(map(checkpoint.quantization.get, KEYS)) and module in rotations_of(checkpoint).layers:
+        raise ValueError(f"tensor {name!r} must be without rotations of its layer's inputs to be merged into")
     if f"{module}.pre_quant_scale" in checkpoint.entries:
         raise ValueError(f"tensor {name!r} must be without pre_quant_scale, which scales its inputs, to be merged into")
     if found.format == "plain" and found.dtype not in FLOATS:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase, translate
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -47,51 +46,6 @@ __all__ = [
     "wanted",
 ]
 
-# Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
-EXCLUDED = (
-    "*embed*",
-    "*wte.weight",
-    "*wpe.weight",
-    "shared.weight",
-    "*.shared.weight",
-    "*relative_attention_bias*",
-    "*position*",
-    "*pos_emb.weight",
-    "query.weight",
-    "*quer*_feat*.weight",
-    "transformer.w.weight",
-    "token_embd*",
-    "*rotary*",
-    "*norm*",
-    "*conv*",
-    "*upsampler*",
-    # routers and what chooses among tokens
-    "*router*",
-    "*.gate.weight",
-    "*.gate.e_score*",
-    "*shared_expert_gate*",
-    "*indexer*",
-    # outputs
-    "*lm_head*",
-    "*codebooks_head*",
-    "*shared_head*",
-    "head.weight",
-    "output.weight",
-    "*output_layer.weight",
-    "*score.weight",
-    "*classifier*",
-    "*qa_outputs*",
-    "cls.*",
-    # eyes and ears of language models
-    "*vision_tower*",
-    "visual.*",
-    "*.visual.*",
-    "model.vision_model.*",
-    "*audio_tower*",
-    "*multi_modal_projector*",
-    "*mm_projector*",
-)
-_EXCLUDED = re.compile("|".join(map(translate, EXCLUDED)))
 QUANTIZED = ("repack", "requantize", "cast", "encode", "keep", "same")  # actions that write codes
 _SCALES = {"F16": "fp16", "BF16": "bf16"}
 _GROUP_SIZES = (128, 64, 32)  # that programs have kernels for
@@ -160,10 +114,10 @@ def wanted(found: Found, target: Target) -> bool:
         return False
     if target.names is not None and target.names.wide(found.name):
         return False
-    if not (target.include or target.named) and _EXCLUDED.match(found.name.lower()):
-        return False
     known = is_layers_weight(found.name, found.shape) or found.name in target.products  # whatever its name
-    return known and min(found.shape[-2:]) >= 16
+    if not known or min(found.shape[-2:]) < 16:
+        return False
+    return bool(target.include or target.named) or not target.alone.weight(found.name)
 
 
 def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
@@ -211,7 +165,7 @@ def choose(found: Found, target: Target) -> Choice:
             return _left_out(found, target)
         if found.dtype == dtype and not _turns(found, target):
             return _copy(found, target)
-        if found.format == "plain" and found.dtype == "F64":
+        if found.format == "plain" and (found.dtype == "F64" or _stays_float32(found, target, dtype)):
             return _copy(found, target)
         return _float(found, target, found.name, dtype)
     if target.kind == NO_KIND:
@@ -236,9 +190,16 @@ def choose(found: Found, target: Target) -> Choice:
         return dataclasses.replace(choice, note=f"quantized as asked, but {why}") if why and not choice.note else choice
     if found.recipe is not None and _holds(found, target):
         return _outputs(found, "repack", found.ghost(), target)
+    if not (target.include or target.named) and target.alone.later(found.name):
+        return _as_bfloat16(found, target, "heads for later tokens stay in floats")
     recipe = _recipe(found, target)
     assert recipe is not None
     return _quantize(found, "requantize" if found.recipe is not None else "cast", recipe, target)
+
+
+def _stays_float32(found: Found, target: Target, dtype: str) -> bool:
+    """Whether programs keep a tensor in float32 beside floats of another dtype."""
+    return found.dtype == "F32" and target.alone.float32(found.name, dtype)
 
 
 def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
@@ -248,7 +209,8 @@ def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
     if found.format == target.format and found.kind == kind.name:
         return Choice(found, "keep", {target.spell(found.name): (kind.name, found.shape)})
     wide = target.names is not None and target.names.wide(found.name)
-    if len(found.shape) < 2 or wide or found.dtype == kind.name or not _named(found, target):
+    wide = wide or len(found.shape) < 2 or _stays_float32(found, target, kind.name)
+    if wide or found.dtype == kind.name or not _named(found, target):
         return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "it is left out")
     return Choice(found, "float", {target.spell(found.name): (kind.name, found.shape)})
 

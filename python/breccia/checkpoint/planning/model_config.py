@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 
 from breccia import bridges
 from breccia.bridges.contract import registered
+from breccia.bridges.file_kinds import SAFETENSORS
 from breccia.bridges.parts import Found
 from breccia.bridges.written import Written
 from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.left_alone import LATER
+from breccia.checkpoint.planning.remarks import Remark, some
+from breccia.checkpoint.planning.rotations import KEYS
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.models import other_names, tied_heads
 from breccia.checkpoint.reading.source import Checkpoint
@@ -22,7 +26,13 @@ from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
 from breccia.schemes.rules import Unsaid, rules_of
 
-__all__ = ["Config", "changed_meaning", "config_of", "made_anew", "modules_of"]
+__all__ = ["Config", "changed_meaning", "config_of", "made_anew", "modules_of", "words_of"]
+
+# Servers may call heads for later tokens otherwise than files do.
+_LATER_HEADS = Match("glob", f"*{LATER}*")
+# Entries of headers that formats write of their own tensors, and what is no longer true of other bytes.
+_OF_FORMATS = frozenset({"format", "quantization_config", "_quantization_metadata", "tensor_names"})
+_OF_BYTES = ("modelspec.hash_sha256", "sshs_model_hash", "sshs_legacy_hash")
 
 
 class Config(NamedTuple):
@@ -59,6 +69,8 @@ def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> 
     ignored = _ignored(checkpoint, choices, recipes)
     activations = {m: one for m, recipe in recipes.items() if (one := target.inputs_of(m, recipe))}
     patterns = _patterns_left(target.source, (*recipes, *kept))
+    if LATER in " ".join(ignored) and LATER not in " ".join((*recipes, *kept)):
+        patterns += (_LATER_HEADS,)
     rules = {} if target.source is None else {module: target.source.rule(module) for module in target.outputs}
     given = {m: one.outputs for m, one in rules.items() if one is not None and isinstance(one.outputs, Activations)}
     rows = frozenset[str]()
@@ -87,6 +99,26 @@ def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> 
     return Config({**config, **said}, others)
 
 
+def words_of(checkpoint: Checkpoint, target: Target) -> tuple[dict[str, str], list[str]]:
+    """What the headers of a checkpoint's files say beside the form of its tensors, which stays; and notes of what does
+    not."""
+    words: dict[str, str] = {}
+    for file in checkpoint.files:
+        words = {**file.metadata, **words}
+    if not words.keys() - _OF_FORMATS:
+        return {}, []
+    names = {*checkpoint.entries, *checkpoint.found.names()}
+    words = {k: v for k, v in words.items() if k not in _OF_FORMATS and not {k, k.removesuffix(".config")} & names}
+    if target.bridge.container.title != SAFETENSORS.title:
+        left, words = list(words), {}
+        return {}, [f"metadata of the source has no place in {target.spelled}: {some(left)}"] if left else []
+    stale = [key for key in words if "quant" in key.lower()]
+    false = [key for key in _OF_BYTES if key in words]
+    notes = [f"metadata of how the source was quantized is left out: {some(stale)}"] if stale else []
+    notes += [Remark(f"metadata with checksums of the source's bytes is left out: {some(false)}")] if false else []
+    return {key: value for key, value in words.items() if key not in (*stale, *false)}, notes
+
+
 def _patterns_left(source: ModelScheme | None, quantized: Iterable[str]) -> tuple[Match, ...]:
     """The patterns by which a source names modules that it left alone, those of other files of the model included;
     without such as match what is quantized here."""
@@ -111,10 +143,7 @@ def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice
     own: dict[str, Any] = {} if target.bridge.container.whole else config.own
     said = own.get("quantization_config") or own.get("quantization") or {}
     after = scheme_of(Said(said, own, dict(recipes), {}, checkpoint.array, _beside(target, recipes)))
-    transforms = "transform_config"
-    lost = [f"{transforms} of the source is left out: programs do not transform inputs by it"]
-    lost = lost if transforms in _opaque(source) and recipes and transforms not in said else []
-    return [*lost, *differences(_wanted(target, source, recipes), after, recipes)]
+    return list(differences(_wanted(target, source, recipes), after, recipes))
 
 
 def _beside(target: Target, recipes: dict[str, ScalingRecipe]) -> dict[str, Activations | None]:
@@ -134,7 +163,7 @@ def _opaque(source: ModelScheme, cache: bool = False) -> dict[str, Any]:
     """What a source says that the same format's own words keep: transforms of inputs, groups of what has no weights,
     and a cache of another kind than FP8's where its scales are kept."""
     said = json.loads(source.raw)
-    keys = ("transform_config", "config_groups", *(["kv_cache_scheme"] if cache else []))
+    keys = (*KEYS, "config_groups", *(["kv_cache_scheme"] if cache else []))
     return {key: said[key] for key in keys if said.get(key)}
 
 

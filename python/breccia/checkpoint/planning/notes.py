@@ -8,12 +8,20 @@ import math
 from breccia.bridges.parts import Found
 from breccia.checkpoint.planning.choices import LEFT, QUANTIZED, Choice, has_one_level, largest_group
 from breccia.checkpoint.planning.model_config import modules_of
-from breccia.checkpoint.planning.remarks import Remark
+from breccia.checkpoint.planning.remarks import Remark, some
 from breccia.checkpoint.planning.shared_scales import unlike
 from breccia.checkpoint.planning.targets import AUTO, Target
 from breccia.checkpoint.reading.models import is_one_expert
 
-__all__ = ["check_group_size", "of_experts", "of_group_size", "of_levels", "of_nothing", "of_rules", "some"]
+__all__ = [
+    "check_group_size",
+    "of_class",
+    "of_experts",
+    "of_group_size",
+    "of_levels",
+    "of_nothing",
+    "of_rules",
+]
 
 
 def check_group_size(target: Target, choices: list[Choice]) -> None:
@@ -58,7 +66,9 @@ def of_group_size(target: Target, choices: list[Choice]) -> list[str]:
     """What to ask for where groups do not divide the columns of some tensors."""
     recipe = target.recipe or target.default
     size = int(getattr(recipe, "group_size", None) or 0)
-    left = [c.found for c in choices if c.note.startswith(LEFT) and size and c.found.shape[-1] % size]
+    if not size:
+        return []
+    left = [c.found for c in choices if c.note.startswith(LEFT) and c.found.shape[-1] % size]
     best = largest_group(math.gcd(*(found.shape[-1] for found in left)), size) if left else None
     if not best:
         return []
@@ -80,6 +90,15 @@ def of_levels(target: Target, choices: list[Choice]) -> list[str]:
     return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
 
 
+def of_class(target: Target, choices: list[Choice]) -> list[str]:
+    """Which weights are quantized by their names alone, of a model of whose class nothing is known."""
+    names = {c.found.name.removesuffix(".weight").rpartition(".")[2] for c in choices if c.action in QUANTIZED}
+    if not names:
+        return []
+    said = f"{target.alone.unknown} is not a class that is known here: its weights are told by their names alone"
+    return [Remark(f"{said}, quantized are those called {', '.join(sorted(names)[:12])}")]
+
+
 def of_experts(target: Target, choices: list[Choice]) -> list[str]:
     """What programs do wrong with experts, and others, that are written."""
     said = target.bridge.readers.misread_experts
@@ -90,8 +109,3 @@ def of_experts(target: Target, choices: list[Choice]) -> list[str]:
         if choice.recipe and (text := target.bridge.readers.misread(choice.found.shape, choice.recipe)):
             wrong.setdefault(text, []).append(choice.found.name)
     return notes + [f"{some(names)}: {text}" for text, names in wrong.items()]
-
-
-def some(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
-    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]

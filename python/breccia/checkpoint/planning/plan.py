@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 from fnmatch import translate
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from breccia.checkpoint.planning import notes
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.choices import QUANTIZED, Choice, choose, upright
 from breccia.checkpoint.planning.effects import without_effect
-from breccia.checkpoint.planning.model_config import Config, changed_meaning, config_of, made_anew
+from breccia.checkpoint.planning.left_alone import left_alone
+from breccia.checkpoint.planning.model_config import Config, changed_meaning, config_of, made_anew, words_of
 from breccia.checkpoint.planning.name_patterns import check_effects, check_names
-from breccia.checkpoint.planning.remarks import Remark
+from breccia.checkpoint.planning.remarks import Remark, some
+from breccia.checkpoint.planning.rotations import KEYS, rotations_of
 from breccia.checkpoint.planning.rounding import rounding_notes
 from breccia.checkpoint.planning.shared_scales import share
-from breccia.checkpoint.planning.targets import Target
+from breccia.checkpoint.planning.targets import NO_KIND, Target
 from breccia.checkpoint.reading.account import STRAY, STRAYS, Account, check_all_is_read, fates, keys_of
 from breccia.checkpoint.reading.experts import gathered
 from breccia.checkpoint.reading.logical import AS_NUMBERS
@@ -47,6 +50,7 @@ class Plan:
         choices: what becomes of each tensor, in the order of the output.
         files: the output's files and what goes into each, as the source's, where it has several.
         config: what is said beside the weights.
+        words: what the source's headers say beside the form of its tensors, which the output's say, too.
         left_out: names of the source's tensors that are not written.
         notes: what is lost or changed, and remarks.
         account: what becomes of all that the source has.
@@ -59,6 +63,7 @@ class Plan:
     choices: list[Choice]
     files: Files
     config: Config
+    words: dict[str, str]
     left_out: list[str]
     notes: list[str]
     account: Account
@@ -66,7 +71,7 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of all that is written."""
-        return sum([choice.nbytes for choice in self.choices])
+        return sum(map(attrgetter("nbytes"), self.choices))
 
     def described(self) -> list[dict[str, Any]]:
         """What becomes of each tensor, of JSON types."""
@@ -112,6 +117,7 @@ class Planner:
         self.notes: list[str] = []
         self.left_out: list[str] = []
         self.choices: list[Choice] = []
+        self._kept: frozenset[str] = frozenset()
 
     def plan(self, destination: Path, folder: bool = False) -> Plan:
         """What is to be done; ``folder``: the destination's spelling says that it is a directory."""
@@ -129,6 +135,8 @@ class Planner:
         marks = [translate(mark) for name in checkpoint.found.formats for mark in bridges.bridge(name).marks]
         self._marks = re.compile("|".join(marks)) if marks else None
         self._folds = not target.bridge.readers.pre_scales
+        said = checkpoint.quantization
+        self._rotations = rotations_of(checkpoint) if any(map(said.get, KEYS)) else None
         self.activations = Activations(checkpoint, found, target)
         self.target = self._settled(target)
         to_convert = self._to_convert(found)
@@ -143,7 +151,8 @@ class Planner:
             self.notes += apart
         config = config_of(checkpoint, self.target, self.choices)
         notes.check_group_size(self.target, self.choices)
-        self.notes += self._what_to_know(found, config)
+        words, lost_words = words_of(checkpoint, target)
+        self.notes += [*self._what_to_know(found, config), *lost_words]
         if checkpoint.container is not container and not container.whole:
             lost = checkpoint.container.left_behind(checkpoint.files, destination, self.into_directory)
             self.notes += [Remark(lost)] if lost else []
@@ -157,6 +166,7 @@ class Planner:
             self.choices,
             self._files(destination),
             config,
+            words,
             self.left_out,
             self.notes,
             account,
@@ -175,14 +185,14 @@ class Planner:
             if c.found.format == "plain" and c.action in ("copy", "float") and STRAYS.fullmatch(c.found.name)
         ]
         strays = strays and [name for name in strays if name not in self.activations.names]
-        self.notes += [f"{notes.some(strays)}: {STRAY}"] if strays else []
+        self.notes += [f"{some(strays)}: {STRAY}"] if strays else []
         if unread := keys and [key for key, fate in keys.items() if fate == "unread"]:
             self.notes.append(f"what the source says by {', '.join(unread)} is left out: nobody here reads it")
         if "left out" in account.tensors.values():
             known = self._without | {name for one in self.choices for name in one.found.parts.values()}
             lost = [name for name, fate in account.tensors.items() if fate == "left out" and name not in known]
             lost = [name for name in lost if not self._dropped(name)]
-            self.notes += [f"{notes.some(lost)}: left out, for nobody reads it"] if lost else []
+            self.notes += [f"{some(lost)}: left out, for nobody reads it"] if lost else []
         return account
 
     def _what_to_know(self, found: list[Found], config: Config) -> list[str]:
@@ -194,6 +204,7 @@ class Planner:
             *notes.of_rules(target, choices, found),
             *notes.of_group_size(target, choices),
             *self._note_levels(),
+            *(notes.of_class(target, choices) if target.alone.unknown else ()),
             *notes.of_experts(target, choices),
             *rounding_notes(target, choices),
             *without_effect(target, choices, self.activations, checkpoint),
@@ -202,15 +213,21 @@ class Planner:
     def _settled(self, target: Target) -> Target:
         """The target with what the source says."""
         checkpoint = self.checkpoint
-        factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
-        names, self.left_out, said = target.bridge.container.names(checkpoint, self.activations.names | factors)
-        target = dataclasses.replace(target, names=names)
+        self._factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
+        names, self.left_out, said = target.bridge.container.names(checkpoint, self.activations.names | self._factors)
         self.notes += said
         alone, inputs = bool(self._quantized), self.activations.inputs
         source = checkpoint.scheme_or_none if alone or inputs or self.activations.has_cache else None
+        if self._rotations is not None and source is not None and source.source == target.format:
+            self._kept, self._rotations = self._rotations.stored, None  # programs of the format apply them
+        elif self._rotations is not None:
+            inputs = inputs.difference(self._rotations.layers)
+            if lost := sorted(self.activations.inputs - inputs):
+                self.notes.append(f"{some(lost)}: the scale of rotated inputs is left out")
         container = checkpoint.container  # whose graph stays
         products = container.products(checkpoint.files) if container is target.bridge.container else {}
-        target = dataclasses.replace(target, left_alone=alone, model=checkpoint.config, products=products)
+        target = dataclasses.replace(target, names=names, left_alone=alone, products=products)
+        target = dataclasses.replace(target, model=checkpoint.config, alone=left_alone(checkpoint.config))
         return dataclasses.replace(target, inputs=inputs, source=source)
 
     def _add_activations(self) -> None:
@@ -235,8 +252,13 @@ class Planner:
         """The tensors to convert, as they are converted."""
         says = self.checkpoint.container.said_by_config if self.into_directory else ()  # what config.json says, too
         self._without = {*self.left_out, *self.activations.names, *says}
+        if self._rotations is not None:
+            self._without |= self._rotations.stored
         found = self._refined([one for one in found if not self._dropped(one.name)])
-        if self._folds or any(name.endswith(".svdquant_lora_a") for name in self.checkpoint.entries):
+        if self._rotations is not None:
+            found = [self._rotations.undone(one) for one in found]
+            self.notes.append(self._rotations.note())
+        if (self._folds and self._factors) or any(n.endswith(".svdquant_lora_a") for n in self.checkpoint.entries):
             found = [self.checkpoint.folded(one, self._folds) for one in found]
             self._note_folded(found)
         return gathered(found, self.target)
@@ -252,12 +274,14 @@ class Planner:
         as_numbers = [one.name for one in refined if one.origin.numbers]
         odd |= {AS_NUMBERS: as_numbers} if as_numbers else {}
         for text, names in odd.items():
-            self.notes.append(f"{notes.some(names)}: {text}")
+            self.notes.append(f"{some(names)}: {text}")
         return refined
 
     def _choose(self, found: Found, target: Target) -> Choice:
         with naming(self.checkpoint.path, found.name):
             target = target.of(found)
+            if found.name in self._kept:  # a matrix, of no layer
+                return choose(found, dataclasses.replace(target, kind=NO_KIND))
             return self._as_stored(found, target) or choose(upright(found, target), target)
 
     def _check_patterns(self, found: list[Found]) -> None:

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
-__all__ = ["Remark"]
+__all__ = ["Remark", "some"]
 
 
 class Remark(str):
     """A note that ``strict`` does not refuse: nothing of the source is lost by what it says."""
 
     __slots__ = ()
+
+
+def some(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]

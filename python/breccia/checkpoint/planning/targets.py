@@ -16,6 +16,7 @@ from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.planning.asked import Asked, fitted
 from breccia.checkpoint.planning.importance import Importance
+from breccia.checkpoint.planning.left_alone import NOTHING_KNOWN, LeftAlone
 from breccia.checkpoint.planning.target_list import FLOATS, meant
 from breccia.gguf.models import ModelMap
 from breccia.recipes import ScalingRecipe
@@ -49,8 +50,8 @@ class Target:
     of layers, see `of`; ``named`` says that it means a tensor by itself. ``source`` is the source's own scheme.
     ``together`` has a module for each of those that are written as one, by the name of this one. ``products`` says how
     the graph of the output multiplies by tensors, see `Place`. ``feedback`` is given where weights are rounded by GPTQ.
-    ``bare`` says that the format was named without a recipe, ``options`` are for recipes of rules. ``device`` rounds
-    weights.
+    ``bare`` says that the format was named without a recipe, ``options`` are for recipes of rules. ``alone`` is
+    what is left alone of the model. ``device`` rounds weights.
     """
 
     spelled: str
@@ -78,6 +79,7 @@ class Target:
     source: ModelScheme | None = field(default=None, repr=False)
     together: Mapping[str, str] = field(default_factory=dict, repr=False)
     products: Mapping[str, str] = field(default_factory=dict, repr=False)
+    alone: LeftAlone = field(default=NOTHING_KNOWN, repr=False)
     device: Device = field(default=Device(), repr=False)
 
     def of(self, found: Found) -> Target:

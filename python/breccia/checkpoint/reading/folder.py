@@ -79,6 +79,7 @@ class Folder:
         paths: the weight files, in order.
         config: config.json, empty where there is none.
         index: the index, None where there is none.
+        index_said: what the index says beside ``weight_map``.
         stamps: what tells whether a JSON file that was read is still the same.
 
     Raises:
@@ -90,6 +91,7 @@ class Folder:
         self.path = path
         self.config: dict[str, Any] = {}
         self.index: Path | None = None
+        self.index_said: dict[str, Any] = {}
         self._weights: dict[str, str] = {}
         self.stamps: dict[Path, disk.Stamp] = {}
         if not path.exists():
@@ -122,9 +124,11 @@ class Folder:
             return paths
         models = self.path / "model.safetensors.index.json"  # Mistral's folders have one of their own form, too
         self.index = models if models in indices else indices[0]
-        weights: Any = self._json(self.index).get("weight_map")
+        said = self._json(self.index)
+        weights: Any = said.get("weight_map")
         names = self._shards(self.index, weights)
         self._weights = weights
+        self.index_said = {key: value for key, value in said.items() if key != "weight_map"}
         return [self.path / name for name in names]
 
     def _json(self, path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges
+from breccia.bridges import outside
 from breccia.bridges.common import float32
 from breccia.bridges.file_kinds import SAFETENSORS, Container, WeightFile
 from breccia.bridges.fp8 import fp8_values
@@ -239,13 +240,18 @@ class Checkpoint:
                     array = fp8_values(array, origin.numbers)
                 if origin.offset:
                     array = float32(array) - np.float32(origin.offset)
-                return np.swapaxes(array, -1, -2) if origin.turned else array
-            parts = {role: self._one(found, name) for role, name in found.parts.items()}
-            tensor = assemble(found, parts)
-            if origin.turned:
-                assert not isinstance(tensor, OutsideTensor)
-                tensor = tensor.mT if isinstance(tensor, ScaledTensor) else np.swapaxes(tensor, -1, -2)
-            return self._with_branches(tensor, origin) if origin.factor or origin.low_rank else tensor
+                tensor: Any = np.swapaxes(array, -1, -2) if origin.turned else array
+            else:
+                tensor = assemble(found, {role: self._one(found, name) for role, name in found.parts.items()})
+                if origin.turned:
+                    assert not isinstance(tensor, OutsideTensor)
+                    tensor = tensor.mT if isinstance(tensor, ScaledTensor) else np.swapaxes(tensor, -1, -2)
+            if origin.factor or origin.low_rank:
+                tensor = self._with_branches(tensor, origin)
+            for one in origin.rotations:
+                tensor = one.undone(outside.values(tensor), self.array)
+            loaded: ScaledTensor | OutsideTensor | np.ndarray[Any, Any] = tensor
+            return loaded
 
     def _of_two(self, found: Found, cut: Cut) -> ScaledTensor | np.ndarray[Any, Any]:
         """A half of a tensor that GGUF keeps as two, or the whole of both halves."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import earlier, outputs
 from breccia.checkpoint.writing.execute import execute
+from breccia.checkpoint.writing.finite import FLOATS
 from breccia.checkpoint.writing.losses import Loss, errors, lost
 from breccia.checkpoint.writing.manifest import Manifest, place_of, sha256_of_file, sha256_of_tensors
 from breccia.checkpoint.writing.sink import Sink
@@ -198,7 +201,8 @@ class Job:
         return identity_of(self.checkpoint, self.target, self.plan.files)
 
     def _companions(self, work: Work) -> None:
-        outputs.write_companions(self.checkpoint, work.out, self.plan.config, self.plan.choices, dict(self.plan.files))
+        plan = self.plan
+        self.notes += outputs.write_companions(self.checkpoint, work.out, plan.config, plan.choices, dict(plan.files))
         if self.checkpoint.container.whole:
             trouble = self.checkpoint.container.write_companions(self.checkpoint.path, work.out)
             self.notes += [trouble] if trouble else []
@@ -259,6 +263,9 @@ class Job:
             f"{name}: {count} {'element is' if count == 1 else 'elements are'} not finite"
             for name, count in self.not_finite.items()
         ]
+        for name, loss in self.losses.items():
+            if loss.noise == math.inf and name not in self.not_finite:
+                finite.append(f"{name}: not finite where numbers are beyond the range of what they are written in")
         told = [f"{name}: {said['note']}" for name, said in self.rounded.items() if "note" in said]
         return [*self.notes, *finite, *told, *(f"{c.found.name}: {c.note}" for c in self.plan.choices if c.note)]
 
@@ -328,7 +335,8 @@ class Job:
         """Write tensors, and say now and then which are on disk."""
         done = work.done(name)
         writer.sums = Sums() if self.checksums else None
-        sink = Sink(writer, workers, self.progress.add)
+        dtypes = {output: spec[0] for choice in choices for output, spec in choice.outputs.items() if spec[0] in FLOATS}
+        sink = Sink(writer, workers, self.progress.add, dtypes)
         pending: dict[str, Done] = {}
         written, begin = 0, time.monotonic()
         for choice in choices:
@@ -348,6 +356,9 @@ class Job:
                     writer.sync()
                     work.record(name, pending)
                 raise
+            if sum(sink.not_finite) > bad:
+                losses[choice.found.name] = Loss(0.0, math.inf, False, False)
+            sink.not_finite.clear()
             counts = {choice.found.name: bad} if bad else {}
             said = self.rounded.get(choice.found.name)
             rounded = {} if said is None else {choice.found.name: said}
@@ -367,7 +378,7 @@ class Job:
         return not self.checksums or all(writer.has(output, done.wrote) for output in choice.outputs)
 
     def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
-        bridge, metadata = self.target.bridge, dict[str, str]()
+        bridge, metadata = self.target.bridge, dict(self.plan.words)
         told = self.plan.choices if bridge.container.header_of_all else choices
         for choice in told:
             metadata |= choice.metadata
@@ -385,7 +396,7 @@ class Job:
             "source": str(self.checkpoint.path),
             "destination": str(self.plan.destination),
             "to": self.target.spelled,
-            "tensors": dict(Counter([choice.action for choice in self.plan.choices])),
+            "tensors": dict(Counter(map(attrgetter("action"), self.plan.choices))),
             "bytes_read": sum([entry.stop - entry.start for entry in self.checkpoint.entries.values()]),
             "bytes_written": self.progress.total,
             "seconds": round(seconds, 3),

@@ -81,6 +81,7 @@ def execute(
             stored = float32(checkpoint.array(found.parts["weight"])).astype(np.float64)
             with np.errstate(divide="ignore", over="ignore"):
                 scale = np.asarray(stored * number if choice.action == "multiply" else number / stored, np.float32)
+            bad.append(counted(stored))
             sink.put(name, scale.reshape(shape))
         case "make":
             (name,) = choice.outputs
@@ -110,6 +111,7 @@ def execute(
             loaded = checkpoint.load(found)
             assert isinstance(loaded, (ScaledTensor, outside.OutsideTensor))
             repack(loaded, choice, target, sink)
+            bad.append(counted(loaded) if sink.not_finite else 0)
         case "requantize":
             scaled = checkpoint.load(found)
             assert isinstance(scaled, ScaledTensor)
@@ -227,7 +229,7 @@ def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
 
 def _copy(read: Read, nbytes: int, name: str, sink: Sink) -> None:
     def work(at: int, _: Array) -> None:
-        sink.put(name, read(at, min(at + 4 * PIECE, nbytes)), at)
+        sink.put(name, read(at, min(at + 4 * PIECE, nbytes)), at, copied=True)
 
     sink.workers.each(work, iter(range(0, nbytes, 4 * PIECE)))
 

@@ -12,25 +12,28 @@ from breccia.checkpoint.workers import PIECE, Workers
 from breccia.comparison import magnitudes
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["counted", "in_piece"]
+__all__ = ["FLOATS", "counted", "in_piece"]
 
 # Bits of the exponent, which are all set in infinities and NaN.
-_EXPONENTS: dict[str, Any] = {
+FLOATS: dict[str, Any] = {
     "F16": np.uint16(0x7C00),
     "BF16": np.uint16(0x7F80),
     "F32": np.uint32(0x7F800000),
     "F64": np.uint64(0x7FF0000000000000),
 }
+_SIGNS = {size: np.dtype(f"u{size}").type(1 << (8 * size - 1)) for size in (2, 4, 8)}
 _DTYPES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32", "float64": "F64"}
 
 
 def in_piece(piece: Any, dtype: str) -> int:
     """Those of a contiguous array of some type, as safetensors spells it; of others than floats there are none."""
-    exponent = _EXPONENTS.get(dtype)
+    exponent = FLOATS.get(dtype)
     if exponent is None or not piece.size:
         return 0
-    bits = piece.reshape(-1).view(np.uint8).view(exponent.dtype) & exponent
-    return int(np.count_nonzero(bits == exponent)) if bits.max() == exponent else 0
+    bits = piece.reshape(-1).view(np.uint8).view(exponent.dtype)
+    if bits.view(bits.dtype.str.replace("u", "i")).max() < exponent and bits.max() < exponent | _SIGNS[bits.itemsize]:
+        return 0  # neither of the positive numbers, nor of the negative ones
+    return int(np.count_nonzero(bits & exponent == exponent))
 
 
 def counted(values: Any, workers: Workers | None = None) -> int:

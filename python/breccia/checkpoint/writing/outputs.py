@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from json.encoder import encode_basestring as _quoted
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.model_config import Config
+from breccia.checkpoint.planning.remarks import Remark, some
 from breccia.checkpoint.reading.folder import MAX_JSON
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.manifest import NAME
@@ -25,15 +27,21 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 
 def write_companions(
     checkpoint: Checkpoint, work: Path, config: Config | None, choices: list[Choice], files: dict[str, list[Choice]]
-) -> None:
-    """Write the index and config.json, which stays as it is where none is given, and copy tokenizer and the like."""
+) -> list[str]:
+    """Write the index and config.json, which stays as it is where none is given, copy tokenizer and the like, and say
+    in README.md what was quantized. Gives notes for the report."""
     whole = checkpoint.path.is_dir()  # else config.json is what a file says of its model
-    if whole:
-        _copy_others(checkpoint.path, work, set(files))
+    left = _copy_others(checkpoint.path, work, set(files)) if whole else []
     if checkpoint.index is not None:
         weights = {name: file for file, kept in files.items() for c in kept for name in c.outputs}
-        total = {"total_size": sum(choice.nbytes for choice in choices)}
-        _write(work / checkpoint.index.name, {"metadata": total, "weight_map": weights})
+        said = checkpoint.folder.index_said
+        others = said["metadata"] if isinstance(said.get("metadata"), dict) else {}
+        total = {**others, "total_size": sum(choice.nbytes for choice in choices)}
+        _write(work / checkpoint.index.name, {**said, "metadata": total, "weight_map": weights})
+    quantized = config is not None and not {"quantization_config", "quantization"}.isdisjoint(config.own)
+    base = base_model(checkpoint) if whole and quantized else ""
+    if base:
+        _write_card(work / "README.md", base)
     if config is None:
         for name in bridges.config_files():
             if (checkpoint.path / name).is_file():
@@ -42,20 +50,45 @@ def write_companions(
         _write(work / "config.json", config.own)
         for name, value in config.others.items():
             _write(work / f"{name}.json", value)
+    left = left and [name for name in left if name not in {file.path.name for file in checkpoint.files}]
+    return [Remark(f"{some(left)}: weights in other files of the folder are not copied")] if left else []
 
 
-def _copy_others(source: Path, work: Path, files: set[str]) -> None:
+def base_model(checkpoint: Checkpoint) -> str:
+    """The Hugging Face Hub's name of a checkpoint's model, as the Hub's own folders or config.json have it; "" where
+    neither does."""
+    folder = re.search(r"/models--(\w[\w.-]*)--(\w[\w.-]*)/", f"{checkpoint.path.absolute()}/")
+    name = f"{folder[1]}/{folder[2]}" if folder else str(checkpoint.config.get("_name_or_path"))
+    return name if re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", name) and not Path(name).exists() else ""
+
+
+def _write_card(path: Path, base: str) -> None:
+    """Say in the head of a model's card what it was quantized from; all else of the card stays."""
+    text = read_bounded(path, MAX_JSON)[0].decode(errors="surrogateescape") if path.is_file() else ""
+    card = re.match(r"---\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    head, body = (card[1], text[card.end() :]) if card else ("", text)
+    head = re.sub(r"^base_model(?:_relation)?:.*\n(?:[ \t-].*\n)*", "", head, flags=re.MULTILINE)
+    said = f"---\n{head}base_model: {base}\nbase_model_relation: quantized\n---\n{body}"
+    disk.write_file(path, said.encode(errors="surrogateescape"))
+
+
+def _copy_others(source: Path, work: Path, files: set[str]) -> list[str]:
     """Copy what is not the model's weights: files beside them, and folders, in which sentence-transformers keeps how
-    it pools and further layers, weights included."""
+    it pools and further layers, weights included. Gives the names of files of other weights."""
     modules, others = source / "modules.json", bridges.config_files()
     parts = _modules(modules) if modules.exists() else ()
+    left = []
     for path in sorted(source.iterdir()):
         skip = path.name.startswith(".") or path.name in others or path.name.endswith(".index.json")
         skip = skip or path.name in files or path.name == NAME
-        if path.is_file() and not skip and path.suffix not in _WEIGHTS:
-            disk.copy_file(path, work / path.name)
+        if path.is_file() and not skip:
+            if path.suffix in _WEIGHTS:
+                left.append(path.name)
+            else:
+                disk.copy_file(path, work / path.name)
         if path.is_dir() and not path.is_symlink() and not skip:
             _copy_folder(path, work / path.name, weights=path.name in parts)
+    return left
 
 
 def _copy_folder(source: Path, target: Path, weights: bool) -> None:
