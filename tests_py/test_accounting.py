@@ -377,3 +377,31 @@ def test_the_algorithm_of_experts_alone(tmp_path: Path) -> None:
     convert(source, tmp_path / "ct", "compressed-tensors")
     groups = Checkpoint(tmp_path / "ct").quantization["config_groups"].values()
     assert {one["format"] for one in groups} == {"nvfp4-pack-quantized", "float-quantized"}
+
+
+@pytest.mark.parametrize("offset", [0, -3])
+@pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W4A8_DYNAMIC"])
+def test_modelslims_files(kind: str, offset: int, tmp_path: Path) -> None:
+    """Offsets of 0 say nothing; of others programs differ in the sign. Types that are not read are refused."""
+    codes = np.random.default_rng(0).integers(-127, 128, (64, 128), np.int8)
+    arrays = {
+        "a.weight": codes,
+        "a.weight_scale": np.full((64, 1), 0.01, np.float32),
+        "a.weight_offset": np.full((64, 1), offset, np.float32),
+    }
+    said = {"model_quant_type": kind, **dict.fromkeys(arrays, kind), "norm.weight": "FLOAT"}
+    source = model(tmp_path / "in", arrays, {"model_type": "test"}, {"quant_model_description.json": said})
+    if offset and kind == "W8A8_DYNAMIC":
+        with pytest.raises(ValueError, match=r"a\.weight_offset stands beside a quantized weight and must be 0"):
+            convert(source, tmp_path / "out", "fp32")
+        return
+    if kind == "W4A8_DYNAMIC":
+        with pytest.raises(ValueError, match=r"must say W8A8_DYNAMIC, W8A16, FLOAT alone, got .*W4A8_DYNAMIC"):
+            convert(source, tmp_path / "out", "fp32")
+        return
+    report = convert(source, tmp_path / "out", "fp32", strict=True)
+    assert report["account"]["tensors"] == dict.fromkeys(arrays, "float")
+    assert not (tmp_path / "out" / "quant_model_description.json").exists()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "test"
+    out = Checkpoint(tmp_path / "out")
+    np.testing.assert_array_equal(out.array("a.weight"), codes.astype(np.float32) * np.float32(0.01))

@@ -222,5 +222,11 @@ BRIDGE = FileFormat(
     input_scale=_headers.input_scale,
     cache_scales={which: (f"{{}}.{which}_scale", (1,)) for which in "kv"},
     caches=(KVCache("float8_e4m3fn"), KVCache("int8")),
-    dialect=Dialect(read=words.scheme, write=_headers.config, **words.SAID),
+    dialect=Dialect(
+        read=words.scheme,
+        write=_headers.config,
+        file="quant_model_description",
+        of_file=_headers.of_modelslim,
+        **words.SAID,
+    ),
 )

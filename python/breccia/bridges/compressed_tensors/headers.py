@@ -74,6 +74,10 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     for role in ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx"):
         if prefix + role in entries:
             parts[role] = prefix + role
+    if weight.dtype == "I8" and prefix + "weight_offset" in entries and said.get("quant_method") != NAME:
+        parts["weight_offset"] = prefix + "weight_offset"  # of ModelSlim, see `refine`
+        if said.get("quant_method") == _MODELSLIM:
+            raise ValueError(f"quant_model_description.json must say {', '.join(_TYPES)} alone, got {shown(said)}")
     findings: list[str] = []
     bits = _said_by_all(said, "num_bits")
     symmetric = _said_by_all(said, "symmetric")
@@ -222,6 +226,11 @@ def refine(found: Found, array: Any) -> Found:
     """The shape and width of packed integers, which ``weight_shape`` says and headers do not."""
     if not found.kind.startswith("int"):
         return found
+    if "weight_offset" in found.parts and array(found.parts["weight_offset"]).any():
+        raise ValueError(
+            f"{found.parts['weight_offset']} stands beside a quantized weight and must be 0 everywhere: some programs "
+            "add it to codes, others take it off"
+        )
     roles = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
     small = {role: array(found.parts[role]) for role in roles if role in found.parts}
     said = found.record(Details).symmetric
@@ -245,6 +254,17 @@ def refine(found: Found, array: Any) -> Found:
     order, _ = order_of_columns(given_order(small), shape[-1], groups, "weight_g_idx")
     kind = "int8-packed" if bits == 8 else f"int{bits}"
     return replace(found, kind=kind, shape=shape, recipe=recipe if order is None else None, layout=layout)
+
+
+_MODELSLIM, _TYPES = "modelslim", ("W8A8_DYNAMIC", "W8A16", "FLOAT")
+
+
+def of_modelslim(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What ModelSlim's file says: nothing more than headers do, where all weights are INT8 of rows or floats; else the
+    types, of which no format here is."""
+    types = {str(one) for name, one in said.items() if name.endswith(".weight")}
+    others = sorted(types.difference(_TYPES))
+    return {"quant_method": _MODELSLIM, "types": others} if others else {}
 
 
 def config(written: Written) -> dict[str, Any]:
