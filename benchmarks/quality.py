@@ -50,6 +50,12 @@ def ours(model: Model) -> Iterator[Row]:
             yield "breccia", way, name, made
     if model.mixed_bits:
         yield "breccia", "GPTQ", "NVFP4 and FP8", lambda: methods.mixed(model.weights, model.moments, model.mixed_bits)
+        for way, by_gptq in (("nearest, importance", False), ("GPTQ", True)):
+
+            def mixed(by_gptq: bool = by_gptq) -> Made:
+                return methods.q4_k_m(model.weights, model.moments, by_gptq)
+
+            yield "breccia", way, "GGUF Q4_K_M", mixed
 
 
 def theirs(model: Model) -> Iterator[Row]:

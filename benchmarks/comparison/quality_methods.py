@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,10 @@ from typing import Any
 import breccia
 import numpy as np
 import torch
+from breccia.bridges import dequantize_gguf, quantize_gguf
+from breccia.bridges.gguf.mixes import fitting, type_in_mix
 from breccia.checkpoint import plan_bits
+from breccia.gguf.models import ModelMap
 from breccia.moments import Moments, save_moments
 from breccia.recipes import choices
 from safetensors.numpy import save_file
@@ -164,6 +168,31 @@ def mixed(
     chosen = [(group["layers"], group["format"]) for group in plan["groups"]]
     of = {n: next(kind for some, kind in chosen if any(fnmatch(n, one) for one in some)) for n in weights}
     return {n: breccia.gptq(w, moments[n], of[n]).numpy() for n, w in weights.items()}, plan["bits"]
+
+
+def q4_k_m(
+    weights: dict[str, np.ndarray], moments: dict[str, Moments], by_gptq: bool
+) -> tuple[dict[str, np.ndarray], float]:
+    """GGUF's Q4_K_M of a Llama's layers, scales by importance, codes to nearest or by GPTQ.
+
+    Args:
+        weights: name of a layer → float32 (N, K).
+        moments: name → moments of its inputs.
+        by_gptq: whether codes are.
+
+    Returns:
+        What the codes stand for, by name, and the bits that a weight takes.
+    """
+    depth = 1 + max(int(re.search(r"layers\.(\d+)\.", name)[1]) for name in weights)  # type: ignore[index]
+    names, made, nbytes = ModelMap("llama", depth=depth), {}, 0
+    for name, w in weights.items():
+        inside = names.inside(f"{name}.weight")
+        assert inside is not None
+        kind = fitting(type_in_mix("q4_k_m", inside, names), w.shape[1])
+        data = {"moments": moments[name]} if by_gptq else {"importance": moments[name].diag}
+        raw = quantize_gguf(w, kind, **data)
+        made[name], nbytes = dequantize_gguf(raw, kind), nbytes + raw.size
+    return made, 8 * nbytes / sum(w.size for w in weights.values())
 
 
 METHODS: dict[str, Method] = {
