@@ -22,6 +22,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import A, ScaledTensor, data_of
+from breccia.verbs import check_bias, plus
 from breccia.verbs import linear as scaled_linear
 from breccia.verbs.cast_options import CastOptions, Hadamard
 
@@ -160,26 +161,27 @@ def linear(
     framework = frameworks.common(data_of(x), data_of(w))
     if len(w.shape) != 2 or not len(x.shape) or x.shape[-1] != w.shape[-1]:
         raise ValueError(f"x must be (..., K) and w (N, K), got shapes {tuple(x.shape)} and {tuple(w.shape)}")
-    if bias is not None and tuple(getattr(bias, "shape", ())) != (w.shape[0],):
-        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
-        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
+    check_bias(bias, w)
     if scales is None and any(isinstance(r, DelayedScaling) for r in (recipes.x, recipes.w, recipes.grad)):
         raise ValueError("scales is required for DelayedScaling: the AmaxHistory of x, w and grad")
-    y = framework.linear(x.reshape(-1, x.shape[-1]), w, Products(recipes, scales), seed)
+    products = Products(recipes, scales, bias is not None and "float16" in str(x.dtype))
+    y = framework.linear(x.reshape(-1, x.shape[-1]), w, products, seed)
     y = y if len(x.shape) == 2 else y.reshape(*x.shape[:-1], w.shape[0])
-    return y if bias is None else y + bias
+    return y if bias is None else plus(y, bias, x.dtype)
 
 
 class Products:
     """The three products of a linear layer, in any framework. Operands are 2-D arrays; the weight may be quantized
-    already: then it has ``width``, ``quantized(width)`` and, for the gradient of x, ``turned()``."""
+    already: then it has ``width``, ``quantized(width)`` and, for the gradient of x, ``turned()``. With ``wide`` the
+    first is float32, whatever x is."""
 
-    def __init__(self, recipes: LinearRecipes, scales: tuple[Any, Any, Any] | None) -> None:
+    def __init__(self, recipes: LinearRecipes, scales: tuple[Any, Any, Any] | None, wide: bool = False) -> None:
+        self.wide = wide
         self.recipes = recipes
         self.scales: tuple[AmaxHistory | None, ...] = scales or (None, None, None)
 
     def forward(self, x: Any, w: Any) -> Any:
-        return _product(self._x(x), self._w(w), x)
+        return _product(self._x(x), self._w(w), "float32" if self.wide else x)
 
     def grad_x(self, grad: Any, w: Any, seed: Any) -> Any:
         turned = w.turned() if hasattr(w, "turned") else _turned(w)
@@ -237,7 +239,8 @@ class _Factor:
 
 def _product(a: _Factor, b: Any, like: Any) -> Any:
     width = _common_multiple(a.width, b.width)
-    return scaled_linear(a.quantized(width), b.quantized(width), None, str(like.dtype).rpartition(".")[2])
+    kind = like if isinstance(like, str) else str(like.dtype).rpartition(".")[2]
+    return scaled_linear(a.quantized(width), b.quantized(width), None, kind)
 
 
 def _common_multiple(a: int, b: int) -> int:

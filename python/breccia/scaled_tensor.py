@@ -314,7 +314,12 @@ class ScaledTensor(Generic[A]):
         """The values: see `breccia.dequantize`."""
         check_kernels(self)
         scaled = self._ready
-        result: A = frameworks.of(scaled.data).dequantize(scaled, dtype, out)
+        framework = frameworks.of(scaled.data)
+        if scaled.ndim == 0:  # which kernels do not have
+            flat = scaled._with(data=scaled.data.reshape(1))
+            number: A = framework.dequantize(flat, dtype, None if out is None else out.reshape(1)).reshape(())
+            return number
+        result: A = framework.dequantize(scaled, dtype, out)
         return result
 
     def numpy(self) -> NDArray[np.float32]:
@@ -355,8 +360,15 @@ class ScaledTensor(Generic[A]):
         # NumPy asks here before it multiplies: its own product would dequantize first.
         if ufunc is np.matmul and method == "__call__" and not kwargs:
             return _product(*inputs)
-        values = [np.asarray(x) if isinstance(x, ScaledTensor) else x for x in inputs]
-        return getattr(ufunc, method)(*values, **kwargs)
+        if method == "at" and isinstance(inputs[0], ScaledTensor):
+            raise TypeError(f"{ufunc.__name__}.at must write to an array, got a ScaledTensor, whose codes stay")
+        if any(isinstance(x, ScaledTensor) for x in kwargs.get("out", ())):
+            raise TypeError(f"out of {ufunc.__name__} must be an array, got a ScaledTensor, whose codes stay")
+
+        def values(x: Any) -> Any:
+            return np.asarray(x) if isinstance(x, ScaledTensor) else x
+
+        return getattr(ufunc, method)(*map(values, inputs), **{name: values(x) for name, x in kwargs.items()})
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The dequantized values as a NumPy array.

@@ -15,6 +15,7 @@ from breccia.moments import Moments
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import A, ScaledTensor, as_array_is
+from breccia.value.inputs import check_float32, refuse_mask
 from breccia.verbs.cast_options import column_weights
 
 __all__ = ["GptqReport", "gptq", "gptq_by_torch", "gptq_encoded", "gptq_reported", "matrix_of_moments"]
@@ -161,12 +162,14 @@ def _host(array: Any, name: str) -> np.ndarray[Any, Any]:
     """Floats of any framework in the CPU's memory; those of 16 bits as float32, which holds them. Raises TypeError
     where it is no array of floats."""
     dtype = _check_floats(array, name)
+    refuse_mask(array, name)
     if hasattr(array, "detach"):  # torch: a GPU's too
         array = array.detach().cpu()
-        return np.asarray(array.float() if dtype.endswith("16") else array)
+        array = array.float() if dtype.endswith("16") else array
     if dtype == "bfloat16" and not isinstance(array, np.ndarray):
         array = array.astype(frameworks.of(array).dtype("float32"))  # of MLX, which NumPy cannot read
     host = np.asarray(array)
+    check_float32(host, name)
     return host.astype(np.float32) if dtype.endswith("16") else host
 
 

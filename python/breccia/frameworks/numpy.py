@@ -97,7 +97,7 @@ def to_device(array: Any, device: Any) -> Any:
 
 
 def cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
-    return tensor_of(_core.cast(_floats(x, "x"), _spec(recipe), **options), recipe)
+    return tensor_of(_core.cast(floats(x, "x"), _spec(recipe), **options), recipe)
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
@@ -154,16 +154,16 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
-    array = _floats(x, "x")
+    array = floats(x, "x")
     return dequantize(cast(array, recipe), array.dtype.name, None)
 
 
 def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
-    return products.forward(_floats(x, "x"), _floats(w, "w"))
+    return products.forward(floats(x, "x"), floats(w, "w"))
 
 
 def _operand(x: Any, argument: str) -> Any:
-    return x._core if isinstance(x, ScaledTensor) else _floats(x, argument)
+    return x._core if isinstance(x, ScaledTensor) else floats(x, argument)
 
 
 def _scale(scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -177,7 +177,7 @@ def _scale(scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return scale.view(ml_dtypes.bfloat16)
 
 
-def _floats(x: Any, argument: str) -> np.ndarray[Any, Any]:
+def floats(x: Any, argument: str) -> np.ndarray[Any, Any]:
     """``x`` as an array of floats in the machine's byte order; integers and booleans as float32."""
     if type(x) is not np.ndarray:
         refuse_mask(x, argument)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from breccia.frameworks.torch.direct import as_autocast
 from breccia.nn import expert_products
 from breccia.nn.expert_products import GROUP
-from breccia.nn.layers import as_autocast
 from breccia.value.inputs import is_integer
 
 

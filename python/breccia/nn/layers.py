@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.frameworks.torch import byte_parameters, direct, direct_linear, from_pickle, launches, to_pickle
 from breccia.frameworks.torch import gradients as torch_gradients
-from breccia.frameworks.torch.tensors import FLOATS
+from breccia.frameworks.torch.direct import as_autocast
 from breccia.nn import states
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
@@ -79,10 +78,10 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
         scales = None
         if any(isinstance(getattr(self.recipes, role), DelayedScaling) for role in _ROLES):
             scales = self._histories(input)
-        y = autograd.linear(input, self.weight, None, self.recipes, scales=scales)
+        y = autograd.linear(input, self.weight, self.bias, self.recipes, scales=scales)
         if scales is not None and self.training and y.requires_grad:
             y.register_hook(lambda grad: self._record("grad", grad))
-        return y if self.bias is None else verbs.plus(y, self.bias)
+        return y
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipes={brief(self.recipes)}"
@@ -307,20 +306,20 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         repeat = self._repeats.get(x.shape)
         y = None if repeat is None else repeat.run(x)
         if y is not None:
-            return y if self.bias is None else verbs.plus(y, self.bias)
+            return y if self.bias is None else verbs.plus(y, self.bias, x.dtype)
         self._repeats.pop(x.shape, None)
         recipe = self._activations_of(x)
         y = None
         if recipe is not None and x.shape[-1:] == (self.in_features,):  # cast and product at once
-            y = launches.linear(x, ready(self.weight), x.dtype, recipe)
+            y = launches.linear(x, ready(self.weight), self._wide(x), recipe)
         if y is None:
             y = self._product(x)
         elif self.bias is not None:
-            y = verbs.plus(y, self.bias)
+            y = verbs.plus(y, self.bias, x.dtype)
         if not self._dtypes and not self._packed:
             if len(self._repeats) >= _MAX_REPEATS:
                 self._repeats.clear()
-            repeat = launches.repeated_linear(x, self.weight, self._buffers, states.PARTS, recipe)
+            repeat = launches.repeated_linear(x, self.weight, self._buffers, states.PARTS, recipe, self._wide(x))
             if repeat is not None:
                 self._repeats[x.shape] = repeat
         return y
@@ -331,7 +330,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             weight, y = self.weight, None
             if self._form.has_kernels and not self._packed:
                 # What `verbs.linear` looks at first takes as long as a small product.
-                y = direct_linear(input, weight, input.dtype, "exact")
+                y = direct_linear(input, weight, self._wide(input), "exact")
             if y is None:
                 return verbs.linear(input, weight, self.bias, input.dtype)
         elif input.ndim == 1:  # blocks want rows
@@ -341,7 +340,11 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             if y is None:
                 x = input if activations is None else self._cast(input, activations)
                 return verbs.linear(x, self.weight, self.bias, input.dtype)
-        return y if self.bias is None else verbs.plus(y, self.bias)
+        return y if self.bias is None else verbs.plus(y, self.bias, input.dtype)
+
+    def _wide(self, x: Any) -> Any:
+        """The dtype of the product of an input, to which a bias is added before it is rounded."""
+        return torch.float32 if self.bias is not None and x.dtype.itemsize == 2 else x.dtype
 
     def _cast(self, x: Any, recipe: ScalingRecipe) -> ScaledTensor:
         """The input, quantized by its static scale where there is one."""
@@ -363,7 +366,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         if offsets is None:
             verbs.check_linear(x, self.weight)
         key = torch_gradients.gradient_key(self.gradients)
-        return torch_gradients.linear(x, ready(self.weight), activations, key, offsets, x.dtype)
+        return torch_gradients.linear(x, ready(self.weight), activations, key, offsets, self._wide(x))
 
     def _activations_of(self, x: Any) -> ScalingRecipe | None:
         """What an input is quantized to."""
@@ -423,17 +426,3 @@ def _apply_to_bytes(module: Any, fn: Any, apply_to_parameters: Any) -> Any:
     }
     module._buffers.update(moved)
     return module
-
-
-def as_autocast(x: Any, argument: str = "input") -> Any:
-    """An input as ``torch.autocast`` has those of linear layers: in its dtype, but for float64."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{argument} must be a torch tensor, got {type(x).__name__}")
-    if x.dtype not in FLOATS:
-        raise TypeError(f"{argument} must be of a float dtype, of 16 bits or more, got {x.dtype}")
-    if forward_ad._current_level >= 0:
-        direct.check_tangents(**{argument: x})
-    kind = x.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(kind))

@@ -36,6 +36,7 @@ _STATES: dict[str, ScalingRecipe] = {
     "int8": INT8ExpandedScaling(),
     "mxfp8": MXFP8BlockScaling(),
 }
+_OF_TORCH = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")  # options that stay off
 _FIRST, _SECOND, _ROOT = "exp_avg", "exp_avg_sq", "exp_avg_sq_root"
 
 
@@ -61,6 +62,10 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         states: "fp8", `Float8ExpandedScaling`: E4M3 in groups of 128 with dynamic range expansion (COAT,
             arXiv:2410.19313), 2.094 bytes a number for both moments; "int8", `INT8ExpandedScaling`; "mxfp8", MXFP8
             blocks of 32, 2.063 bytes a number.
+        others: options of torch's that are off, such as ``foreach=False``.
+
+    A gradient that is not finite makes its own number of the parameter a NaN; one whose square is beyond float32 counts
+    as zero. No step is longer than what gradients could give whose moments nobody rounds.
 
     Raises:
         ValueError: a number is out of its range, or ``states`` is none of the three.
@@ -77,7 +82,11 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         weight_decay: float = 1e-2,
         *,
         states: str = "fp8",
+        **others: Any,
     ) -> None:
+        if given := [name for name, value in others.items() if value or name not in _OF_TORCH]:
+            why = "each step is one kernel a parameter" if given[0] in _OF_TORCH else "there is no such option"
+            raise TypeError(f"{given[0]} must be left out, as torch's AdamW alone has it: {why}")
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "states": states}
         _check(options)
         super().__init__(params, options)
@@ -135,6 +144,8 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         lr, eps, weight_decay = float(group["lr"]), group["eps"], group["weight_decay"]
         options = _Options(lr, beta1, beta2, eps, weight_decay, int(state["step"]))
         values, grads = own.contiguous(), grad.contiguous()
+        if type(own) not in (torch.Tensor, torch.nn.Parameter):  # whose memory is its own affair
+            values = torch.empty(own.shape, dtype=own.dtype, device=own.device).copy_(own)
         if not own.numel():
             return
         if not _coded(p):
@@ -149,10 +160,9 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with tensors alone: of ``exp_avg`` the codes, ``exp_avg.scale``, ``exp_avg.exponents``.
 
-        Of a parameter that is a DTensor they are DTensors: moments as floats like it, the others of
-        one axis, in which each rank has as many as the largest shard needs, zeros after its own. What
-        `torch.distributed.checkpoint` saved of them it loads on as many ranks, and where shards are of whole groups of
-        128 on any number.
+        Of a parameter that is a DTensor they are DTensors: moments as floats like it, and codes too where its rows are
+        whole groups of 128, which `torch.distributed.checkpoint` loads on any number of ranks. Others are of one axis,
+        in which each rank has as many as the largest shard needs, zeros after its own; they load on as many ranks.
 
         Returns:
             "state" and "param_groups", which `torch.save` writes and `load_state_dict` reads.
@@ -226,11 +236,16 @@ class _Options(NamedTuple):
 
     def factors(self) -> tuple[float, ...]:
         """As AdamWFactors in cpp/src/contract/kernel_table.hpp."""
+        share = 1 - self.beta1**2 / self.beta2 if self.beta1**2 < self.beta2 else 0.0
+        bound = (
+            1.001 * (1 - self.beta1) / math.sqrt((1 - self.beta2) * share) if share else torch.finfo(torch.float).max
+        )
         return (
             *(self.beta1, self.beta2, 1 - self.beta1, 1 - self.beta2, 1 - self.lr * self.weight_decay),
             self.lr / (1 - self.beta1**self.step),
             1 / math.sqrt(1 - self.beta2**self.step),
             self.eps,
+            bound,
         )
 
 
@@ -238,7 +253,7 @@ def _step_of_floats(
     values: torch.Tensor, grads: torch.Tensor, first: torch.Tensor, second: torch.Tensor, options: _Options
 ) -> None:
     """A step of few numbers, whose moments, filled up with zeros, are float32."""
-    _, _, rest1, rest2, keep, rate, correction, eps = options.factors()
+    _, _, rest1, rest2, keep, rate, correction, eps, _ = options.factors()
     change, count = grads.float(), grads.numel()
     first, second = first.view(-1)[:count], second.view(-1)[:count]
     first.mul_(options.beta1).add_(change, alpha=rest1)
@@ -332,11 +347,15 @@ def _dealt(part: torch.Tensor, p: Any) -> Any:
         here = part.flatten()[: own.numel()].view(own.shape)
         about = {"shape": p.shape, "stride": p.stride()}
         return DTensor.from_local(here, p.device_mesh, p.placements, run_check=False, **about)
+    of_group = part.shape[1] * _GROUP // _rows(_local(p).numel())[1]
+    if math.prod(p.shape[1:]) % _GROUP == 0 and all(one.is_replicate() or one.dim == 0 for one in p.placements):
+        width = math.prod(p.shape[1:]) // _GROUP * of_group  # rows are of whole groups, and cut as the parameter's
+        about = {"shape": torch.Size((p.shape[0], width)), "stride": (width, 1)}
+        return DTensor.from_local(part.view(-1, width), p.device_mesh, p.placements, run_check=False, **about)
     shape = list(p.shape)
     for placement, ranks in zip(p.placements, p.device_mesh.shape, strict=True):
         if not placement.is_replicate():
             shape[placement.dim] = -(-shape[placement.dim] // ranks)
-    of_group = part.shape[1] * _GROUP // _rows(_local(p).numel())[1]
     flat = _bytes(part).new_zeros(-(-math.prod(shape) // _GROUP) * of_group)
     flat[: part.numel()] = _bytes(part).flatten()
     placements = [Replicate() if placement.is_replicate() else Shard(0) for placement in p.placements]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from breccia.frameworks.torch.direct import as_autocast
 from breccia.nn import QuantizedLinear
-from breccia.nn.layers import as_autocast
 from breccia.verbs import dequantize
 from breccia.verbs.grouped import grouped_matmul
 

@@ -23,6 +23,28 @@ def refuse_mask(array: Any, argument: str) -> None:
         )
 
 
+def side_array(given: Any, argument: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What is given beside a tensor (importance, amax), of any framework, as float32 in the CPU's memory. Raises
+    TypeError where it has a mask or is not of numbers with values, ValueError where one is beyond float32."""
+    refuse_mask(given, argument)
+    if hasattr(given, "detach"):  # torch: a GPU's too
+        given = given.detach().cpu()
+        given = given.float() if given.is_floating_point() and given.itemsize < 4 else given
+    try:
+        array = np.asarray(given)
+        if array.dtype.kind not in "fiub" and not array.dtype.name.startswith(("bfloat16", "float8")):
+            raise TypeError(f"dtype {array.dtype}")
+        check_float32(array, argument)
+        return np.ascontiguousarray(array, np.float32) if array.ndim else array.astype(np.float32)
+    except ValueError:
+        raise
+    except Exception as error:  # JAX and torch have errors of their own for what is traced
+        kind = type(given).__name__
+        raise TypeError(
+            f"{argument} must be a number or an array of numbers with values, got {kind}: {error}"
+        ) from None
+
+
 def check_float32(array: np.ndarray[Any, Any], argument: str) -> None:
     """Refuses finite float64 numbers that are not finite as float32, in which all is computed."""
     if array.dtype.kind != "f" or array.dtype.itemsize < 8 or not array.size:

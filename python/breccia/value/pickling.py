@@ -17,7 +17,7 @@ def to_numpy(scaled: ScaledTensor, dtype: Any) -> Any:
     """The values as a NumPy array, float32 where ``dtype`` is None, wherever the tensor lies."""
     host = (scaled.to("cpu") if str(scaled.device).startswith("cuda") else scaled).to("numpy")
     known = dtype is None or getattr(dtype, "name", dtype) in _DTYPES
-    made = frameworks.of(host.data).dequantize(host, "float32" if dtype is None or not known else dtype, None)
+    made = host.dequantize("float32" if dtype is None or not known else dtype)
     return made if known else made.astype(dtype)
 
 

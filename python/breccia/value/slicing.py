@@ -172,7 +172,7 @@ def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
         return slice(None)
     if block == 1:
         return pick
-    start, stop, step = pick.indices(extent) if isinstance(pick, slice) else (1, 1, 1)
+    start, stop, step = pick.indices(extent) if isinstance(pick, slice) else (0, 0, 0)
     if step != 1 or (start % block and start != extent) or (stop % block and stop != extent):
         raise ValueError(
             f"an index of axis {axis} must be a slice of whole blocks of {block}, or end with the axis, "

@@ -11,6 +11,7 @@ from breccia import frameworks
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of, framework_of, ready
+from breccia.value.inputs import refuse_mask
 from breccia.verbs.cast_options import CastOptions, Hadamard
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
@@ -103,9 +104,7 @@ def dequantize(scaled: ScaledTensor[A], dtype: Any = "float32", out: A | None = 
         TypeError: ``scaled`` is not a ScaledTensor, or ``dtype`` is not one of the four.
         ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
     """
-    scaled = ready(_scaled(scaled, "scaled"))
-    result: A = frameworks.of(scaled.data).dequantize(scaled, dtype, out)
-    return result
+    return _scaled(scaled, "scaled").dequantize(dtype, out)
 
 
 def matmul(
@@ -169,20 +168,38 @@ def linear(
     check_kernels(w)
     if not hasattr(w, "shape"):
         raise TypeError(f"w must be a ScaledTensor or an array, got {type(w).__name__}")
-    if bias is not None and tuple(getattr(bias, "shape", ())) != tuple(w.shape[:1]):
-        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
-        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
+    check_bias(bias, w)
     precision = _precision(precision)
     if getattr(w, "_rests", False) or getattr(x, "_rests", False):
         x, w = ready(x), ready(w)
     out_dtype = _result_dtype(x, w, out_dtype, frameworks.of(data_of(w)))
+    kind = wide(out_dtype, bias)
     # Without a view of w transposed, where the framework has such a product and nothing is to be refused.
     direct = getattr(frameworks.of(w.data), "direct_linear", None) if isinstance(w, ScaledTensor) else None
-    y = None if direct is None else direct(x, w, out_dtype, precision)
+    y = None if direct is None else direct(x, w, kind, precision)
     if y is None:
-        y = _linear(x, w, out_dtype, precision)
-    result: A = y if bias is None else plus(y, bias)
+        y = _linear(x, w, kind, precision)
+    result: A = y if bias is None else plus(y, bias, out_dtype)
     return result
+
+
+def check_bias(bias: Any, w: Any) -> None:
+    """Refuses a bias that is not one number a row of the weight, within float32's range."""
+    if bias is None:
+        return
+    if tuple(getattr(bias, "shape", ())) != tuple(w.shape[:1]):
+        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
+        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
+    refuse_mask(bias, "bias")
+    _check_dtype(bias, "bias")
+    floats = getattr(frameworks.of(bias), "floats", None)
+    if floats is not None:
+        floats(bias, "bias")
+
+
+def wide(out_dtype: Any, bias: Any) -> Any:
+    """The dtype of a product to which a bias is added before it is rounded."""
+    return "float32" if bias is not None and "float16" in str(out_dtype) else out_dtype
 
 
 def _check_dtype(operand: Any, name: str) -> None:
@@ -195,12 +212,14 @@ def _check_dtype(operand: Any, name: str) -> None:
         raise TypeError(f"{name} must be a {wanted}, got dtype {kind}")
 
 
-def plus(y: Any, bias: Any) -> Any:
-    """The sum, in the dtype of y whatever that of the bias is."""
+def plus(y: Any, bias: Any, out_dtype: Any) -> Any:
+    """The sum, rounded to the dtype that is asked for whatever that of the bias is."""
     total = y + bias
-    if total.dtype == y.dtype:
+    name = next(one for one in ("bfloat16", "float16", "float32", "float64") if one in str(out_dtype))
+    dtype = frameworks.of(y).dtype(name)
+    if total.dtype == dtype:
         return total
-    return total.to(y.dtype) if hasattr(total, "to") else total.astype(y.dtype)
+    return total.to(dtype) if hasattr(total, "to") else total.astype(dtype)
 
 
 def _precision(precision: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from breccia.value.inputs import side_array
+
 __all__ = ["CastOptions", "Hadamard", "column_weights"]
 
 
@@ -69,7 +71,7 @@ class CastOptions:
             raise ValueError(f"offset must not be negative, got {self.offset!r}")
         object.__setattr__(self, "offset", pair)
         if self.importance is not None:
-            object.__setattr__(self, "importance", _importance(self.importance))
+            object.__setattr__(self, "importance", side_array(self.importance, "importance"))
 
     @property
     def is_default(self) -> bool:
@@ -89,7 +91,7 @@ class CastOptions:
             "seed": None if self.seed is None else operator.index(self.seed),
             "hadamard": None if self.hadamard is None else (self.hadamard.block, self.hadamard.seed),
             "square_blocks": self.square_blocks,
-            "amax": None if self.amax is None else _numbers(self.amax, "amax"),
+            "amax": None if self.amax is None else side_array(self.amax, "amax").reshape(-1).tolist(),
             "offset": (operator.index(self.offset[0]), operator.index(self.offset[1])),
             "importance": self.importance,
         }
@@ -103,7 +105,7 @@ def column_weights(importance: Any, shape: tuple[int, ...]) -> np.ndarray[Any, n
     """What errors of each column of values (…, N, K) count, as the core's casts take it, float64: zeros and what is not
     finite are the mean of their column over the leading axes, else of all, else 1. ``importance`` is of any framework,
     of shape ``shape[-1:]`` or ``(*shape[:-2], shape[-1])``."""
-    h = _importance(importance).astype(np.float64)
+    h = side_array(importance, "importance").astype(np.float64)
     if h.shape not in (shape[-1:], (*shape[:-2], shape[-1])):
         raise ValueError(f"importance must be ({shape[-1]},) or (…, {shape[-1]}) for shape {shape}, got {h.shape}")
     if (h < 0).any():
@@ -115,27 +117,3 @@ def column_weights(importance: Any, shape: tuple[int, ...]) -> np.ndarray[Any, n
     pooled = np.where(count > 0, total / np.maximum(count, 1), mean)
     filled: np.ndarray[Any, np.dtype[np.float64]] = np.where(usable, h, pooled)
     return filled[..., None, :] if h.ndim > 1 else filled
-
-
-def _importance(x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Importance as the core reads it, from an array of any framework."""
-    if hasattr(x, "detach"):  # torch: a GPU's too
-        x = x.detach().cpu()
-        x = x.float() if x.is_floating_point() else x
-    try:
-        return np.ascontiguousarray(np.asarray(x, np.float32))
-    except Exception as error:  # JAX and torch have errors of their own for what is traced
-        raise TypeError(
-            f"importance must be an array of numbers with values, got {type(x).__name__}: {error}"
-        ) from None
-
-
-def _numbers(x: Any, name: str) -> list[float]:
-    """Numbers of a framework's array, in C order."""
-    if hasattr(x, "detach"):  # torch: a GPU's too
-        x = x.detach().cpu()
-    try:
-        numbers: list[float] = np.asarray(x, np.float32).reshape(-1).tolist()
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number or an array of numbers, got {x!r}") from None
-    return numbers

@@ -12,7 +12,7 @@ from breccia import frameworks, verbs
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
-from breccia.value.inputs import is_integer
+from breccia.value.inputs import is_integer, side_array
 
 __all__ = ["lora_init"]
 
@@ -90,7 +90,7 @@ def _root(importance: Any, columns: int) -> np.ndarray[Any, Any] | None:
     """The square root of what each column counts, positive."""
     if importance is None:
         return None
-    host = np.asarray(frameworks.on_host(importance)[0] if hasattr(importance, "shape") else importance, np.float64)
+    host = side_array(importance, "importance").astype(np.float64)
     if host.shape != (columns,):
         raise ValueError(f"importance must have shape ({columns},) for w of {columns} columns, got {host.shape}")
     if not (np.isfinite(host) & (host >= 0)).all():

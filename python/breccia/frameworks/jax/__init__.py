@@ -278,8 +278,10 @@ def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
     if seed is None and products.recipes.stochastic:
         raise ValueError("seed is required for stochastic rounding in JAX: pass a new integer every step")
     seed = jnp.asarray(0 if seed is None else seed, jnp.int32)
+    x = floats(x, "x")
+    x = x.astype("float32") if products.wide else x
     with in_reverse("a product"):
-        return _linear(floats(x, "x"), floats(w, "w"), products.recipes, products.scales, seed)
+        return _linear(x, floats(w, "w"), products.recipes, products.scales, seed)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

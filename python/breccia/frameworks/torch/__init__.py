@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from breccia import _core
 from breccia.frameworks import numpy
 from breccia.frameworks.torch import direct, gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
-from breccia.frameworks.torch.direct import EXACT_TYPES, check_tangents, is_plain, needs_grad
+from breccia.frameworks.torch.direct import EXACT_TYPES, check_tangents, check_transforms, is_plain, needs_grad
 from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
 from breccia.frameworks.torch.tensors import (
@@ -136,14 +136,14 @@ def _has_rules_to_load(x: Any) -> bool:
 
 
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
-    x = _floats(x, "x")
+    x = floats(x, "x")
     if type(x) in casts_of_subclasses:
         return casts_of_subclasses[type(x)](x.detach(), recipe, CastOptions())  # type: ignore[no-any-return]
     if is_plain(x):
         return cast_here(x, recipe)
     if launches.quiet(x):
         return launches.cast(x, recipe)
-    _check_fake(x=x)
+    _check_fake(x=x.detach())
     if _has_rules_to_load(x):
         return cast(x, recipe)
     name = dtype_name(x)
@@ -151,7 +151,7 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    x = _floats(x, "x")
+    x = floats(x, "x")
     if is_plain(x):
         return cast_here(x, recipe, **options.core_arguments)
     if type(x) in casts_of_subclasses:
@@ -177,7 +177,7 @@ def _by_core(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTenso
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
-    x = _floats(x, "x")
+    x = floats(x, "x")
     if is_plain(x):
         return cast_here(x, recipe, factor=float(factor), **options.core_arguments)
     values = x.detach().float()
@@ -297,6 +297,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
     given, kind = _operand(x, "x"), float_dtype(out_dtype, "out_dtype")
     if forward_ad._current_level >= 0:
         check_tangents(x=given)
+    check_transforms(x=given)
     made = None if w_stack.data.is_cpu else launches.grouped_matmul(given, w_stack, offsets, kind)
     if made is not None:
         return made
@@ -304,9 +305,11 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
-    x = _floats(x, "x")
+    x = floats(x, "x")
     if forward_ad._current_level >= 0:
         check_tangents(x=x)
+    if x.requires_grad:
+        check_transforms(x=x)
     low, high = clip or (None, None)
     values, _ = torch.ops.breccia.straight_through(x, recipe_key(recipe), clip is not None, low, high)
     return values
@@ -323,6 +326,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     @gradients.once_of_saved(2)  # x and W: dx is G · W, dW is Gᵀ · x
     def backward(ctx: Any, grad: Any) -> Any:
         x, w = ctx.saved_tensors
+        grad = grad.to(x.dtype) if ctx.products.wide else grad
         needs_x, needs_w = ctx.needs_input_grad[:2]
         grad_x = ctx.products.grad_x(grad, _operand_of(w, ctx.products), ctx.seed).to(x.dtype) if needs_x else None
         grad_w = ctx.products.grad_w(grad, x, ctx.seed).to(w.dtype) if needs_w else None
@@ -351,7 +355,9 @@ def _operand_of(w: Any, products: Any) -> Any:
 def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
     if seed is None and products.recipes.stochastic:
         seed = int(torch.randint(2**31, ()))
-    return _Linear.apply(_floats(x, "x"), _floats(w, "w"), products, seed)
+    x, w = floats(x, "x"), floats(w, "w")
+    check_transforms(x=x, w=w)
+    return _Linear.apply(x, w, products, seed)
 
 
 def _readable(operand: Any, argument: str) -> Any:
@@ -363,10 +369,10 @@ def _readable(operand: Any, argument: str) -> Any:
 
 
 def _operand(x: Any, argument: str) -> Any:
-    return x if isinstance(x, ScaledTensor) else _floats(x, argument)
+    return x if isinstance(x, ScaledTensor) else floats(x, argument)
 
 
-def _floats(x: Any, argument: str) -> Any:
+def floats(x: Any, argument: str) -> Any:
     """``x`` as floats; integers and booleans as float32."""
     _check_dense(x, argument)
     if x.dtype in FLOATS:
@@ -387,8 +393,10 @@ def _check_dense(x: Any, argument: str) -> None:
 
 
 def _check_fake(**operands: Any) -> None:
-    """Refuses real tensors where one is fake, or where a mode makes all so: torch would."""
+    """Refuses real tensors where one is fake, or where a mode makes all so: torch would; and what a transform of
+    torch.func follows, for which operators have no rules."""
     arrays = {argument: data_of(operand) for argument, operand in operands.items()}
+    check_transforms(**arrays)
     if torch.compiler.is_dynamo_compiling() or (
         all(type(array) in EXACT_TYPES for array in arrays.values()) and not torch._C._len_torch_dispatch_stack()
     ):

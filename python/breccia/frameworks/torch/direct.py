@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from breccia import _core
 from breccia.frameworks.torch import launches, operators
 from breccia.frameworks.torch.meta import flatten
-from breccia.frameworks.torch.tensors import core_array
+from breccia.frameworks.torch.tensors import FLOATS, core_array
 from breccia.scaled_tensor import ScaledTensor, data_of
 
 EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -42,6 +42,34 @@ def check_tangents(**operands: Any) -> None:
                 f"{argument} must have no derivative in forward mode (torch.func.jvp, torch.autograd.forward_ad): "
                 f"there are those of backward passes alone"
             )
+
+
+def check_transforms(**operands: Any) -> None:
+    """Refuses operands that a transform of torch.func follows: torch's own messages are about how operators are
+    made."""
+    if torch.compiler.is_dynamo_compiling() or not launches.is_any_transform_active():
+        return
+    for argument, operand in operands.items():
+        data = data_of(operand)
+        batched = launches.is_wrapped(data) and torch._C._functorch.is_batchedtensor(data)
+        if batched or (launches.is_wrapped(data) and data.requires_grad):
+            what = "torch.vmap" if batched else "torch.func.grad, vjp or jacrev"
+            instead = "give the batch as an axis of it" if batched else "torch.autograd.grad gives its derivative"
+            raise NotImplementedError(f"{argument} must not be what {what} goes over: {instead}")
+
+
+def as_autocast(x: Any, argument: str = "input") -> Any:
+    """An input as ``torch.autocast`` has those of linear layers: in its dtype, but for float64."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{argument} must be a torch tensor, got {type(x).__name__}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{argument} must be of a float dtype, of 16 bits or more, got {x.dtype}")
+    if forward_ad._current_level >= 0:
+        check_tangents(**{argument: x})
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
 
 
 def needs_grad(operand: Any) -> bool:

@@ -26,9 +26,10 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002 (torch's name)
+    from breccia.frameworks.torch.direct import as_autocast
     from breccia.verbs import linear
 
-    return linear(input, weight, bias)
+    return linear(input if isinstance(input, ScaledTensor) else as_autocast(input), weight, bias)
 
 
 def _product(input: Any, other: Any) -> Any:  # noqa: A002

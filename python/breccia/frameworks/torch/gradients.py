@@ -46,6 +46,7 @@ def linear(
     y = None if offsets is not None else eager(x, w, activations, gradients, dtype)
     if y is not None:
         return y
+    direct.check_transforms(x=x)
     quantized = "" if activations is None else recipe_key(activations)
     y, _ = torch.ops.breccia.quantized_linear(x, quantized, gradients, *flatten(w), offsets, dtype)
     return y
@@ -80,7 +81,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        saved = ctx.saved_tensors
+        saved, grad = ctx.saved_tensors, grad.to(ctx.dtype)  # which it was, before a bias was added to wider sums
         made = None if torch.is_grad_enabled() else _at_once(ctx, grad, saved)
         if made is None:
             return _gradient(ctx, grad, list(saved)), None, None, None, None

@@ -252,13 +252,14 @@ def repeated_linear(
     w: ScaledTensor,
     parts: dict[str, Any],
     names: tuple[str, ...],
-    activations: ScalingRecipe | None = None,
+    activations: ScalingRecipe | None,
+    kind: torch.dtype,
 ) -> Any:
-    """`linear` of w, whose parts are those of a dict under `names`, and floats of the form of x, in their dtype: what
-    repeats it in less time than a plan takes to find, or None where there is no plan."""
+    """`linear` of w, whose parts are those of a dict under `names`, and floats of the form of x: what repeats it in
+    less time than a plan takes to find, or None where there is no plan."""
     if not quiet(x) or not quiet(w.data):
         return None
-    plan = _plans.get(_key_of_linear(x, w, x.dtype, activations), 0)
+    plan = _plans.get(_key_of_linear(x, w, kind, activations), 0)
     if isinstance(plan, int):
         return None
     return _core.RepeatedCall(
