@@ -180,7 +180,7 @@ def test_the_commands(llama, tmp_path, capsys):
     assert following == f"next: breccia convert {llama / 'model'} OUT --to FORMAT --moments {made} --method gptq"
     with load_moments(made) as moments:
         assert len(moments) == 15 and moments["lm_head"].count == 300
-        assert len(moments.metadata["model_sha256"]) == len(moments.metadata["text_sha256"]) == 64
+        assert len(moments.metadata["model"]) == len(moments.metadata["text_sha256"]) == 64
         assert len(json.loads(moments.metadata["breccia.calibration.output_amax"])) == 4
     assert not made.with_name(f"{made.name}.state").exists()
     code, _, err = run("calibrate", llama / "model", *text, "--out", made, capsys=capsys)

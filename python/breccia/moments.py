@@ -213,6 +213,9 @@ class MomentsFile(Mapping[str, Moments]):
         if own not in self._known:
             try:
                 values = {part: self._file[f"{own}{_INFIX}{part}"] for part in self._parts[own]}
+                for part in ("diag", "amax"):
+                    if part in values and not (np.isfinite(values[part]) & (values[part] >= 0)).all():
+                        raise ValueError(f"{part} must be finite and not negative, it is not")
                 self._known[own] = Moments(**values)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{self.path}: moments of {own}: {error}") from None

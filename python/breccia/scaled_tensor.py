@@ -317,7 +317,8 @@ class ScaledTensor(Generic[A]):
         framework = frameworks.of(scaled.data)
         if scaled.ndim == 0:  # which kernels do not have
             flat = scaled._with(data=scaled.data.reshape(1))
-            number: A = framework.dequantize(flat, dtype, None if out is None else out.reshape(1)).reshape(())
+            into: Any = out
+            number: A = framework.dequantize(flat, dtype, None if out is None else into.reshape(1)).reshape(())
             return number
         result: A = framework.dequantize(scaled, dtype, out)
         return result

@@ -140,21 +140,58 @@ def test_every_backend_and_any_number_of_threads_give_the_same_bytes(states):
 
 
 @pytest.mark.parametrize("states", STATES)
-def test_a_gradient_that_is_not_finite_stays_in_its_group(states):
+def test_a_gradient_that_is_not_finite_touches_its_own_number_alone(states):
+    """As of torch; nor does one whose square is beyond float32, which counts as zero, spoil those beside it."""
     p, optimizer = made(states, shape=(64, 128))
     q, peer = made(states, shape=(64, 128))
     for each, other, bad in ((p, optimizer, True), (q, peer, False)):
         each.grad = gradient((64, 128), 5)
+        each.grad[20, 3] = each.grad[21, 4] = each.grad[22, 5] = 0
         if bad:
-            each.grad[20, 3], each.grad[21, 4] = torch.inf, torch.nan
+            each.grad[20, 3], each.grad[21, 4], each.grad[22, 5] = torch.inf, torch.nan, -3e38
         other.step()
-    touched = torch.zeros(64, dtype=torch.bool)
-    touched[20:22] = True
-    assert torch.equal(p[~touched], q[~touched])
-    assert not torch.isfinite(p[20, 3]) and torch.isnan(p[21, 4])
-    first, _ = moments_of(optimizer, p)
-    wanted, _ = moments_of(peer, q)
-    assert np.array_equal(first.reshape(64, 128)[~touched.numpy()], wanted.reshape(64, 128)[~touched.numpy()])
+    assert torch.isnan(p[20, 3]) and torch.isnan(p[21, 4])
+    p.data[20, 3], p.data[21, 4] = q[20, 3], q[21, 4]
+    assert torch.equal(p, q)
+    for one, wanted in zip(moments_of(optimizer, p), moments_of(peer, q), strict=True):
+        assert np.array_equal(one, wanted)
+
+
+def test_options_of_torch_alone_are_refused_in_a_sentence():
+    p = torch.nn.Parameter(torch.zeros(64, 128))
+    AdamW([p], foreach=False, fused=None, capturable=False)
+    for name in ("foreach", "fused", "capturable", "amsgrad", "maximize", "differentiable"):
+        with pytest.raises(TypeError, match=f"^{name} must be left out, as torch's AdamW alone has it"):
+            AdamW([p], **{name: True})
+    with pytest.raises(TypeError, match=r"^momentum must be left out"):
+        AdamW([p], momentum=0.9)
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_parameters_that_fully_shard_gathers_as_codes_step(states):
+    distributed = pytest.importorskip("torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        found = []
+        for shardable in (False, True):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(breccia.nn.ScaledLinear(128, 128))
+            if shardable:
+                breccia.distributed.make_shardable_(model)
+                fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+            optimizer = AdamW(model.parameters(), lr=1e-2, states=states)
+            for seed in range(3):
+                optimizer.zero_grad()
+                model(torch.randn(8, 128, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+                optimizer.step()
+            found.append([getattr(p, "to_local", lambda p=p: p)() for p in model.parameters()])
+        for plain, shard in zip(*found, strict=True):
+            assert torch.equal(plain, torch.empty(shard.shape).copy_(shard.detach()))
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("states", STATES)

@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from breccia.calibration.run import Options, run
 from breccia.checkpoint.arguments import count_of, path_of
-from breccia.checkpoint.files.input_file import sha256_of
+from breccia.checkpoint.planning.importance import print_of
 from breccia.checkpoint.progress import Progress
+from breccia.checkpoint.reading.source import Checkpoint
 from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer
 from breccia.evaluation.text import Rows, rows_of_text
 
@@ -85,7 +85,8 @@ def calibrate_folder(
     if tokens is not None and rows.rows.size < tokens:
         short = f"{tokens:,} tokens were asked for, the text has {rows.available:,}: {rows.rows.size:,} in whole rows"
         found.report["notes"].append(short)
-    found.save(target, {"model_sha256": _model_digest(source), "text_sha256": rows.digest})
+    with contextlib.closing(Checkpoint(source, mapped=False)) as checkpoint:
+        found.save(target, {"model": print_of(checkpoint), "text_sha256": rows.digest})
     state.unlink(missing_ok=True)
     return {"out": str(target), "bytes": target.stat().st_size, "layers": len(found), **found.report}
 
@@ -97,12 +98,3 @@ def _batches(model: Any, rows: Rows, line: Progress) -> Iterator[dict[str, Any]]
         ids = torch.from_numpy(rows.rows[start : start + at_once])
         yield {"input_ids": ids, **cache}
         line.add(ids.numel())
-
-
-def _model_digest(folder: Path) -> str:
-    """SHA-256 of config.json and the weights, in the order of their names."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.name == "config.json" or path.suffix in (".safetensors", ".gguf"):
-            digest.update(bytes.fromhex(sha256_of(path)))
-    return digest.hexdigest()

@@ -36,6 +36,7 @@ _STATES: dict[str, ScalingRecipe] = {
     "int8": INT8ExpandedScaling(),
     "mxfp8": MXFP8BlockScaling(),
 }
+_SQUARES = 2.0**64  # whose squares are beyond float32
 _OF_TORCH = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")  # options that stay off
 _FIRST, _SECOND, _ROOT = "exp_avg", "exp_avg_sq", "exp_avg_sq_root"
 
@@ -65,7 +66,7 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
         others: options of torch's that are off, such as ``foreach=False``.
 
     A gradient that is not finite makes its own number of the parameter a NaN; one whose square is beyond float32 counts
-    as zero. No step is longer than what gradients could give whose moments nobody rounds.
+    as zero: neither is lost to the other numbers of its group.
 
     Raises:
         ValueError: a number is out of its range, or ``states`` is none of the three.
@@ -236,16 +237,11 @@ class _Options(NamedTuple):
 
     def factors(self) -> tuple[float, ...]:
         """As AdamWFactors in cpp/src/contract/kernel_table.hpp."""
-        share = 1 - self.beta1**2 / self.beta2 if self.beta1**2 < self.beta2 else 0.0
-        bound = (
-            1.001 * (1 - self.beta1) / math.sqrt((1 - self.beta2) * share) if share else torch.finfo(torch.float).max
-        )
         return (
             *(self.beta1, self.beta2, 1 - self.beta1, 1 - self.beta2, 1 - self.lr * self.weight_decay),
             self.lr / (1 - self.beta1**self.step),
             1 / math.sqrt(1 - self.beta2**self.step),
             self.eps,
-            bound,
         )
 
 
@@ -253,7 +249,7 @@ def _step_of_floats(
     values: torch.Tensor, grads: torch.Tensor, first: torch.Tensor, second: torch.Tensor, options: _Options
 ) -> None:
     """A step of few numbers, whose moments, filled up with zeros, are float32."""
-    _, _, rest1, rest2, keep, rate, correction, eps, _ = options.factors()
+    _, _, rest1, rest2, keep, rate, correction, eps = options.factors()
     change, count = grads.float(), grads.numel()
     first, second = first.view(-1)[:count], second.view(-1)[:count]
     first.mul_(options.beta1).add_(change, alpha=rest1)
@@ -272,10 +268,15 @@ def _step_of_codes(
 ) -> None:
     """A step of contiguous values whose moments are codes, in one pass of one kernel."""
     if values.device.type == "cpu":
+        size, finite = grads.abs(), None
+        if not bool(size.max() < _SQUARES):  # as they are they would spoil their group
+            grads, finite = torch.where(size < _SQUARES, grads, 0), size < torch.inf
         m, v = ([core_array(part, "moment") for part in parts] + [None] for parts in (first, second))
         core = core_array(values, "parameter"), core_array(grads, "gradient")
         moments = (m[0], m[1], m[2]), (v[0], v[1], v[2])
         _core.adamw_step(*core, *moments, _spec(recipe), **options._asdict())
+        if finite is not None:
+            values[~finite] = torch.nan
         return
     from breccia.kernels.triton.adamw import adamw_step
 

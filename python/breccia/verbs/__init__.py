@@ -104,7 +104,8 @@ def dequantize(scaled: ScaledTensor[A], dtype: Any = "float32", out: A | None = 
         TypeError: ``scaled`` is not a ScaledTensor, or ``dtype`` is not one of the four.
         ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
     """
-    return _scaled(scaled, "scaled").dequantize(dtype, out)
+    values: A = _scaled(scaled, "scaled").dequantize(dtype, out)
+    return values
 
 
 def matmul(

@@ -90,7 +90,7 @@ def _root(importance: Any, columns: int) -> np.ndarray[Any, Any] | None:
     """The square root of what each column counts, positive."""
     if importance is None:
         return None
-    host = side_array(importance, "importance").astype(np.float64)
+    host: np.ndarray[Any, Any] = side_array(importance, "importance").astype(np.float64)
     if host.shape != (columns,):
         raise ValueError(f"importance must have shape ({columns},) for w of {columns} columns, got {host.shape}")
     if not (np.isfinite(host) & (host >= 0)).all():
@@ -98,7 +98,8 @@ def _root(importance: Any, columns: int) -> np.ndarray[Any, Any] | None:
         raise ValueError(f"importance must be of finite numbers of 0 or more, got {wrong} in it")
     positive = host[host > 0]
     least = positive.min() if positive.size else 1.0
-    return np.sqrt(np.maximum(host, least))
+    root: np.ndarray[Any, Any] = np.sqrt(np.maximum(host, least))
+    return root
 
 
 def _like(root: np.ndarray[Any, Any], like: Any, on_torch: bool) -> Any:

@@ -47,7 +47,7 @@ def _error(reference: Any, tensor: Any, of: Callable[[int | None], Moments]) -> 
 
 
 def energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
-    """tr RHRᵀ of rows R (N, K), with products in their type."""
+    """tr RHRᵀ of rows R (N, K), with products in their type. Raises ValueError where the moments are not finite."""
     if moments.full is not None:
         product = rows @ moments.full.astype(rows.dtype, copy=False)
     elif moments.block is not None:
@@ -55,7 +55,10 @@ def energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
         rows, product = runs, runs @ moments.block.astype(rows.dtype, copy=False)
     else:
         product = rows * moments.diag.astype(rows.dtype, copy=False)
-    return float(np.sum(product * rows, dtype=np.float64))
+    result = float(np.sum(product * rows, dtype=np.float64))
+    if not math.isfinite(result) and not all(np.isfinite(part).all() for part in moments.arrays().values()):
+        raise ValueError("moments must be finite, they hold NaN or infinity")
+    return result
 
 
 class OutputErrors:

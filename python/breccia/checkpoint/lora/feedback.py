@@ -56,6 +56,8 @@ class OfMoments:
 
     def __init__(self, moments: Any, rows: Array | None = None, rest: float = _REST) -> None:
         full = matrix_of_moments(moments).astype(np.float64)
+        if not np.isfinite(full).all():
+            raise ValueError("moments must be finite, they hold NaN or infinity")
         mean = float(np.diag(full).mean()) or 1.0
         if rows is not None:
             basis = _basis(rows)

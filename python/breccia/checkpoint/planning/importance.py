@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +15,12 @@ from breccia.bridges.parts import Found
 from breccia.checkpoint.files.input_file import DataFile
 from breccia.checkpoint.planning.layer_moments import LayerMoments
 from breccia.checkpoint.reading.models import is_one_expert
+from breccia.checkpoint.reading.source import Checkpoint
 from breccia.gguf.imatrix import read_imatrix
 from breccia.gguf.models import ModelMap
 from breccia.moments import Moments, MomentsFile, load_moments
 
-__all__ = ["Importance"]
+__all__ = ["Importance", "print_of"]
 
 Array = Any
 
@@ -25,7 +28,12 @@ Array = Any
 class Importance(DataFile):
     """An importance matrix of llama.cpp (GGUF or .dat), or a file that `breccia.moments.save_moments` wrote, which
     ``argument`` "moments" asks for. ``names``: the model's as GGUF spells them, if they are known; files of moments
-    have the model's own."""
+    have the model's own.
+
+    Attributes:
+        of_model: what a file of moments says of the model that they were measured in; empty of another file.
+        of_other_weights: whether that is known to have others than the source.
+    """
 
     def __init__(self, path: str | os.PathLike[str], names: ModelMap | None, argument: str = "imatrix") -> None:
         super().__init__(path, argument)
@@ -42,6 +50,8 @@ class Importance(DataFile):
         moments: Mapping[str, Moments] = load_moments(self.path) if own else read_imatrix(self.path)
         self._file = moments if isinstance(moments, MomentsFile) else None
         self._layers = LayerMoments(moments, names)
+        self.of_model: dict[str, str] = {} if self._file is None else {"moments": str(self.path), **self._file.metadata}
+        self.of_other_weights = False
 
     def close(self) -> None:
         """Let go of the file."""
@@ -82,6 +92,19 @@ class Importance(DataFile):
         """Tell the system that what was read of a file of moments is not needed any more."""
         if self._file is not None:
             self._file.release()
+
+
+def print_of(checkpoint: Checkpoint) -> str:
+    """A digest of config.json, and of each stored tensor's name, form, and first and last kilobyte."""
+    config = {
+        key: said for key, said in checkpoint.config.items() if key not in ("_name_or_path", "transformers_version")
+    }
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for name, entry in sorted(checkpoint.entries.items()):
+        digest.update(f"{name} {entry.dtype} {list(entry.shape)}".encode())
+        for start in (0, max(0, entry.nbytes - 1024)):
+            digest.update(checkpoint.span(name, start, min(start + 1024, entry.nbytes)).tobytes())
+    return digest.hexdigest()
 
 
 def _names(found: Found) -> list[str]:

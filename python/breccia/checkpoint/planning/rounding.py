@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from breccia import _core, recipes
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.planning.choices import Choice
-from breccia.checkpoint.planning.importance import Importance
+from breccia.checkpoint.planning.importance import Importance, print_of
+from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import is_wide
 from breccia.checkpoint.planning.targets import Feedback, Target
 from breccia.checkpoint.reading.models import is_embedding
@@ -21,6 +22,7 @@ from breccia.gguf.files import model_names
 __all__ = ["FEWEST", "Rounding", "rounding_notes", "why_nearest"]
 
 FEWEST = 0.25  # rows a column, below which moments say too little
+_NONE = "there are no moments of it"
 _METHODS = ("nearest", "gptq")
 _ORDERS = ("act", "natural")
 
@@ -82,6 +84,8 @@ class Rounding:
         if path is None:
             return target
         importance = Importance(path, model_names(checkpoint)[0], argument)
+        if said := importance.of_model.get("model"):
+            importance.of_other_weights = said != print_of(checkpoint)
         feedback = None
         if self.method != "nearest":
             feedback = Feedback(self.order or "act", _core.GPTQ_DAMP if self.damp is None else float(self.damp))
@@ -102,7 +106,7 @@ def rounding_notes(target: Target, choices: Sequence[Choice]) -> list[str]:
     if target.feedback is not None:
         return _notes_of_nearest(target, [*casts, *others])
     missing = [choice.found.name for choice in casts if importance.of_found(choice.found) is None]
-    notes = []
+    notes = _of_another_model(target, casts, missing)
     if missing:
         notes.append(
             f"{len(missing)} of {len(casts)} tensors are quantized without importance, of which {importance.path} "
@@ -133,12 +137,34 @@ def _notes_of_nearest(target: Target, choices: Sequence[Choice]) -> list[str]:
     """Tensors that GPTQ does not round, and why."""
     importance = target.importance
     assert importance is not None
-    notes = []
+    linear = [choice for choice in choices if len(choice.found.shape) > 1 and not is_embedding(choice.found.name)]
+    missing = [choice.found.name for choice in linear if why_nearest(choice, target) == _NONE]
+    notes = _of_another_model(target, linear, missing)
+    if missing[1:]:
+        notes.append(
+            f"{len(missing)} of {len(linear)} tensors are rounded to nearest, not by GPTQ: {importance.path} has no "
+            f"moments of them; the first is {missing[0]}"
+        )
     for choice in choices:
-        if why := why_nearest(choice, target):
+        if (why := why_nearest(choice, target)) and not (missing[1:] and choice.found.name in missing):
             weighted = choice.action != "requantize" and importance.of_found(choice.found) is not None
             notes.append(f"{choice.found.name}: rounded to nearest{', by importance' if weighted else ''}: {why}")
     return notes
+
+
+def _of_another_model(target: Target, choices: Sequence[Choice], missing: Sequence[str]) -> list[str]:
+    """What moments say of the model that they were measured in. Raises ValueError where they fit no tensor."""
+    importance = target.importance
+    if importance is None or not importance.of_model:
+        return []
+    if choices and len(missing) == len(choices):
+        raise ValueError(
+            f"moments must be of the source's layers: {importance.path} has none of any of {len(choices)} tensors that "
+            f"are quantized, such as {missing[0]}"
+        )
+    if importance.of_other_weights:
+        return [Remark(f"{importance.path} was measured in a model of other weights or another config.json")]
+    return []
 
 
 def why_nearest(choice: Choice, target: Target) -> str:
@@ -152,7 +178,7 @@ def why_nearest(choice: Choice, target: Target) -> str:
     experts = found.shape[0] if len(found.shape) == 3 else None
     own = importance.moments(found, None if experts is None else 0)
     if own is None:
-        return "it is an embedding, not a linear weight" if is_embedding(found.name) else "there are no moments of it"
+        return "it is an embedding, not a linear weight" if is_embedding(found.name) else _NONE
     if own.level == "diag":
         return "its moments are a diagonal, with which GPTQ is rounding to nearest by importance"
     if experts is not None and choice.recipe is not None and choice.recipe.layout.one_scale:
