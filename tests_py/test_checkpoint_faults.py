@@ -330,6 +330,23 @@ def test_a_source_is_known_by_its_contents(change: Any, tmp_path: Path, monkeypa
     assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
 
 
+@pytest.mark.always
+@pytest.mark.parametrize(("kind", "to"), [("gguf:q8_0", "mxfp8"), ("gguf:q8_0", "gguf:q4_k"), ("gptq:int4", "bf16")])
+def test_a_file_of_any_kind_is_known_by_its_contents(
+    kind: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {f"layers.{i}.weight": weight(256, 256) for i in range(3)}
+    plain = write_shards(tmp_path / "plain", [arrays], {})
+    convert(plain, tmp_path / "in", kind)
+    stopped_half_way(tmp_path / "in", tmp_path / "out", to, monkeypatch)
+    for path in (tmp_path / "in").iterdir() if kind == "gptq:int4" else [tmp_path / "in"]:
+        os.utime(path)
+    report = convert(tmp_path / "in", tmp_path / "out", to)
+    assert "1 tensors are kept of an earlier run" in report["notes"]
+    convert(tmp_path / "in", tmp_path / "wanted", to)
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
 def test_only_what_changed_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what has its scale from a part that changed, in another file."""
     names = [f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"]

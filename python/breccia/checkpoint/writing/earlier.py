@@ -26,7 +26,8 @@ def look(checkpoint: Checkpoint, files: Files, work: Work) -> None:
     sums, checkpoint.sums = checkpoint.sums, None
     for file, choices in files if touched else ():
         for choice, done in _done(choices, work.done(file)):
-            names = {n for n in choice.found.parts.values() if checkpoint.home[n].path.name in touched}
+            homes = {name: checkpoint.home.get(name) for name in choice.found.parts.values()}
+            names = {name for name, home in homes.items() if home is not None and home.path.name in touched}
             other = names - set(done.read.names())
             for piece in done.read:
                 name = piece[0]

@@ -49,11 +49,7 @@ class Manifest:
     """What is known of an output while it is made."""
 
     def __init__(self, target: Target, request: Request | None) -> None:
-        self._head: dict[str, Any] = {"breccia": __version__, "to": target.spelled}
-        if request is not None:
-            self._head |= {"to": request.to, "options": request.said(), "data": _data(target, request)}
-        if target.feedback is not None:
-            self._head["repeatable"] = _OF_BLAS
+        self._target, self._request = target, request
         self._source: dict[str, str] = {}
         self._files: dict[str, dict[str, list[str]]] = {}
 
@@ -72,7 +68,12 @@ class Manifest:
 
     def write(self, place: Path, sha256: Mapping[str, Any] | None) -> None:
         """Write it; ``sha256`` are those of tensors."""
-        said: dict[str, Any] = {**self._head, "source": dict(sorted(self._source.items()))}
+        said: dict[str, Any] = {"breccia": __version__, "to": self._target.spelled}
+        if (request := self._request) is not None:
+            said |= {"to": request.to, "options": request.said(), "data": _data(self._target, request)}
+        if self._target.feedback is not None:
+            said["repeatable"] = _OF_BLAS
+        said["source"] = dict(sorted(self._source.items()))
         said["files"] = {name: dict(sorted(some.items())) for name, some in sorted(self._files.items())}
         disk.write_file(place, json.dumps(said | ({"sha256": sha256} if sha256 else {})).encode() + b"\n")
 
