@@ -125,6 +125,21 @@ def casts_at_once():
         assert np.asarray(back).tobytes() == np.asarray(breccia.dequantize(reference)).tobytes(), name
 
 
+def subnormal_numbers_are_kept():
+    """As on one device, although XLA flushes them in code of its own."""
+    for turn, name, recipe in recipes_in_turn():
+        rows, columns = (4 * n for n in cuts.blocks_of(recipe.layout, packed=True, ndim=2))
+        x = cases.normal((max(rows, 16), max(columns, 64)))
+        for scale in some((1e-39, 1e-37), turn):
+            small = x * np.float32(scale)
+            reference = breccia.cast(jnp.asarray(small), recipe)
+            for spec in some((P("d"), P(None, "d")), turn):
+                made = breccia.cast(jax.device_put(small, NamedSharding(mesh(), spec)), recipe)
+                same(made, reference, (name, spec, scale))
+                back, wanted = (np.asarray(breccia.dequantize(one)) for one in (made, reference))
+                assert back.tobytes() == wanted.tobytes(), (name, spec, scale)
+
+
 def more_devices_than_blocks():
     """Values are split into more parts than there are blocks, so scales can be split over a part of a mesh's axis."""
     line = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))

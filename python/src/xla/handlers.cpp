@@ -128,16 +128,20 @@ ffi::Error guarded(Body body) {
     }
 }
 
-// x, and for stochastic rounding the seed's low and high half.
+// x, then the magnitudes that `amax` says are given, or for stochastic rounding the seed's low and high half.
 ffi::Error cast_handler(ffi::RemainingArgs operands, ffi::RemainingRets results, Text recipe_text,
-                        std::int64_t hadamard_block, std::int64_t hadamard_seed, bool square_blocks) {
+                        std::int64_t hadamard_block, std::int64_t hadamard_seed, bool square_blocks, bool amax) {
     return guarded([&] {
         const Recipe recipe = read_recipe(recipe_text);
         CastOptions options;
         options.hadamard_block = hadamard_block;
         options.hadamard_seed = static_cast<std::uint64_t>(hadamard_seed);
         options.square_blocks = square_blocks;
-        if (operands.size() > 1) {
+        if (amax) {
+            const auto given = operands.get<ffi::AnyBuffer>(1).value();
+            const auto* first = static_cast<const float*>(given.untyped_data());
+            options.amax.assign(first, first + given.element_count());
+        } else if (operands.size() > 1) {
             std::uint32_t halves[2];
             std::memcpy(halves, operands.get<ffi::AnyBuffer>(1).value().untyped_data(), sizeof halves);
             options.seed = halves[0] | std::uint64_t{halves[1]} << 32;
@@ -191,7 +195,8 @@ XLA_FFI_DEFINE_HANDLER(cast_symbol, cast_handler,
                            .Attr<Text>("recipe")
                            .Attr<std::int64_t>("hadamard_block")
                            .Attr<std::int64_t>("hadamard_seed")
-                           .Attr<bool>("square_blocks"));
+                           .Attr<bool>("square_blocks")
+                           .Attr<bool>("amax"));
 XLA_FFI_DEFINE_HANDLER(dequantize_symbol, dequantize_handler,
                        ffi::Ffi::Bind().RemainingArgs().Ret<ffi::AnyBuffer>().Attr<Text>("tensor"));
 XLA_FFI_DEFINE_HANDLER(requantize_symbol, requantize_handler,

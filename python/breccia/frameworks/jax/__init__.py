@@ -148,8 +148,9 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, square_blocks: bool) -> Any:
+    pair = None if hadamard is None else (hadamard.block, hadamard.seed)
+
     def by_core(x: Any, seed: Any = None) -> Any:
-        pair = None if hadamard is None else (hadamard.block, hadamard.seed)
         return ffi.compiled.cast(x, seed, recipe, pair, square_blocks)
 
     def by_jnp(x: Any, seed: Any = None, **more: Any) -> Any:
@@ -160,10 +161,16 @@ def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, s
     def whole(*operands: Any) -> Any:
         return ffi.by_platform(by_core, by_jnp, *operands)
 
+    def by_amax(x: Any, amax: Any) -> Any:
+        def core(x: Any, amax: Any) -> Any:
+            return ffi.compiled.cast(x, None, recipe, pair, square_blocks, amax)
+
+        return ffi.by_platform(core, lambda x, amax: by_jnp(x, amax=amax), x, amax)
+
     operands = (x,) if seed is None else (x, seed)
     rotated = hadamard is not None
-    inside = ffi.inside(whole, by_jnp)
-    return partition.cast(whole, inside, by_jnp, operands, recipe, rotated=rotated, square=square_blocks)
+    inside, given = ffi.inside(whole, by_jnp), ffi.inside(by_amax, lambda x, amax: by_jnp(x, amax=amax))
+    return partition.cast(whole, inside, given, by_jnp, operands, recipe, rotated=rotated, square=square_blocks)
 
 
 def _cast_part(x: Any, recipe: ScalingRecipe, options: CastOptions) -> Any:

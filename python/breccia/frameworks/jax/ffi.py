@@ -38,17 +38,26 @@ def register() -> bool:
     return bool(handlers)
 
 
-def cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: tuple[int, int] | None, square_blocks: bool) -> Any:
+def cast(
+    x: Any,
+    seed: Any,
+    recipe: ScalingRecipe,
+    hadamard: tuple[int, int] | None,
+    square_blocks: bool,
+    amax: Any = None,
+) -> Any:
+    """As of `callbacks`; ``amax`` of a larger tensor, float32."""
     results = callbacks.cast_results(x.shape, recipe)
     method = callbacks.cast_method(recipe, seed is not None)
     call = jax.ffi.ffi_call("breccia_cast", results, vmap_method=method)
     block, signs = hadamard or (0, 0)
     return call(
-        *((x,) if seed is None else (x, seed)),
+        *[one for one in (x, seed, amax) if one is not None],
         recipe=_recipe_text(recipe),
         hadamard_block=np.int64(block),
         hadamard_seed=np.int64(_signed(signs)),
         square_blocks=np.bool_(square_blocks),
+        amax=np.bool_(amax is not None),
     )
 
 

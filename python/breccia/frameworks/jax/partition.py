@@ -26,6 +26,7 @@ Split = Callable[[Any, list[Axes], list[Axes]], tuple[list[Axes], list[Axes]]]
 def cast(
     whole: Call,
     inside: Call,
+    given: Call,
     part: Call,
     operands: tuple[Any, ...],
     recipe: ScalingRecipe,
@@ -34,8 +35,8 @@ def cast(
     square: bool,
 ) -> tuple[Any, ...]:
     """The parts of a cast of `operands`, the array and perhaps a seed. `whole` makes them, `inside` does in code that
-    the compiler splits, and `part` those of one device's part, with ``amax`` and ``offset``. `rotated`: rows are
-    transformed first."""
+    the compiler splits, `given` of a part and the amax of all, and `part` of a part and a seed, with ``amax`` and
+    ``offset``. `rotated`: rows are transformed first."""
     x, stochastic = operands[0], len(operands) > 1
 
     def split(mesh: Any, given: list[Axes], wanted: list[Axes]) -> tuple[list[Axes], list[Axes]]:
@@ -45,10 +46,9 @@ def cast(
     def local(mesh: Any, axes: list[Axes]) -> Call:
         def run(x_here: Any, *seed: Any) -> Any:
             amax = cuts.crossing_amax(x_here, axes[0], recipe)
-            if amax is None and not seed:
-                return inside(x_here)
-            at = cuts.offset(x.shape, x_here.shape, axes[0], mesh) if seed else 0
-            return part(x_here, *seed, amax=amax, offset=at)
+            if not seed:
+                return inside(x_here) if amax is None else given(x_here, amax)
+            return part(x_here, *seed, amax=amax, offset=cuts.offset(x.shape, x_here.shape, axes[0], mesh))
 
         return run
 
