@@ -73,10 +73,7 @@ def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> 
         patterns += (_LATER_HEADS,)
     rules = {} if target.source is None else {module: target.source.rule(module) for module in target.outputs}
     given = {m: one.outputs for m, one in rules.items() if one is not None and isinstance(one.outputs, Activations)}
-    rows = frozenset[str]()
-    if INT4Scaling in set(map(type, recipes.values())):
-        of_rows = [c for c in choices if isinstance(c.recipe, INT4Scaling) and c.recipe.group_size == c.found.shape[-1]]
-        rows = frozenset(modules_of(of_rows))
+    rows = _of_rows(choices, recipes) if INT4Scaling in set(map(type, recipes.values())) else frozenset[str]()
     said = target.bridge.dialect.write(
         Written(
             recipes,
@@ -117,6 +114,14 @@ def words_of(checkpoint: Checkpoint, target: Target) -> tuple[dict[str, str], li
     notes = [f"metadata of how the source was quantized is left out: {some(stale)}"] if stale else []
     notes += [Remark(f"metadata with checksums of the source's bytes is left out: {some(false)}")] if false else []
     return {key: value for key, value in words.items() if key not in (*stale, *false)}, notes
+
+
+def _of_rows(choices: list[Choice], recipes: dict[str, ScalingRecipe]) -> frozenset[str]:
+    """The modules of INT4 where each has one group to a row; none where these are of a size that groups have."""
+    int4 = {module: recipe.group_size for module, recipe in recipes.items() if isinstance(recipe, INT4Scaling)}
+    of_rows = [c for c in choices if isinstance(c.recipe, INT4Scaling) and c.recipe.group_size == c.found.shape[-1]]
+    every = len(of_rows) == len(int4) and not {32, 64, 128}.issuperset(int4.values())
+    return frozenset(int4 if every else ())
 
 
 def _patterns_left(source: ModelScheme | None, quantized: Iterable[str]) -> tuple[Match, ...]:
