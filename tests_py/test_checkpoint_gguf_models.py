@@ -370,6 +370,26 @@ def test_any_field_may_be_odd(name: str, models: dict[str, Path], tmp_path: Path
     assert refused > 20
 
 
+KEYS_OF_SIZE = ("block_count", "embedding_length", "attention.head_count", "feed_forward_length")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_without_the_sizes_of_its_model_gives_no_config(
+    name: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """transformers takes its own defaults, those of a model of another size."""
+    convert(models[name], tmp_path / "a.gguf", "gguf:f16")
+    file, architecture = GgufFile(tmp_path / "a.gguf"), MODELS[name][2]
+    own, keys = dict(file.fields), [f"{architecture}.{key}" for key in KEYS_OF_SIZE]
+    config_of(file)
+    for key in keys:
+        if (architecture, key) == ("gpt-oss", "gpt-oss.feed_forward_length"):  # its experts' says it
+            continue
+        file.fields = {other: said for other, said in own.items() if other != key}
+        with pytest.raises(ValueError, match=rf"{re.escape(key)} must be there, above 0"):
+            config_of(file)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [

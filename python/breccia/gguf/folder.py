@@ -4,6 +4,7 @@ tokenizer's. transformers itself knows how one follows from the other."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import tempfile
 import warnings
@@ -21,6 +22,9 @@ from breccia.peers import require
 
 __all__ = ["config_of", "write_tokenizer"]
 
+# What no config.json can do without, and transformers' names of architectures that are not the file's own.
+_SIZES = frozenset({"num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"})
+_MAPPED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "minimax-m2": "minimax_m2"}
 _OWN = ("_name_or_path", "_model_name_or_path", "transformers_version")  # of whoever loads it
 
 
@@ -44,6 +48,7 @@ def _config(file: GgufFile) -> dict[str, Any]:
         raise ValueError(
             f"{architecture}.block_count must be at most {len(file.entries)}, as many tensors as there are"
         )
+    _check_sizes(file, architecture)
     if architecture in OWN:
         config = _own(file, architecture)
     else:
@@ -67,6 +72,16 @@ def _config(file: GgufFile) -> dict[str, Any]:
     if made["model_type"] in names:
         made["architectures"] = [names[made["model_type"]]]
     return made
+
+
+def _check_sizes(file: GgufFile, architecture: str) -> None:
+    """Whether the file says how large its model is: transformers takes its own defaults for what is missing."""
+    known = importlib.import_module("transformers.integrations.ggml").GGUF_CONFIG_MAPPING
+    names = known.get(architecture.replace("-", "_"), known.get(_MAPPED.get(architecture, ""), {}))
+    keys = [f"{architecture}.{key}" for key, name in names.items() if name in _SIZES]
+    missing = [key for key in keys if key not in file.fields]
+    if missing:
+        raise ValueError(f"{missing[0]} must be there, above 0: without it config.json would be of another model")
 
 
 def _of_gemma(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[str, Any]:
