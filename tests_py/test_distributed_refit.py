@@ -222,3 +222,26 @@ def test_refusals():
         distributed.refit(model, "nonsense")
     with pytest.raises(ValueError, match=r"model must have float weights, layers.0.q_proj is quantized"):
         distributed.refit(breccia.quantize_(model, "mxfp8", lambda _, name: "q_proj" in name), "vllm-fp8")
+
+
+@pytest.mark.parametrize("to", ["bf16", "nvfp4", "compressed-tensors:fp8", "modelopt:nvfp4", "deepseek:block", "mxfp8"])
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "Llama"])
+def test_a_model_of_transformers_gives_the_bytes_of_the_saved_one(kind, to, tmp_path):
+    """transformers has the experts of a layer in one tensor, and saves them apart."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 64, "num_experts_per_tok": 2}
+    sizes |= {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 64}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.save_pretrained(tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "made", to)
+    made = SafetensorsFile(tmp_path / "made" / "model.safetensors")
+    refit = distributed.refit(model, to)
+    given = dict(refit)
+    refit.check(list(given))
+    assert set(given) == set(made)
+    for name, tensor in given.items():
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        np.testing.assert_array_equal(raw, made.raw(name).reshape(-1).view(np.uint8), err_msg=name)

@@ -5,6 +5,7 @@ of the saved model, without the save."""
 from __future__ import annotations
 
 import contextlib
+import importlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -313,4 +314,10 @@ def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if first.setdefault(id(parameter), name) != name
     }
-    return {name: tensor for name, (own, tensor) in stored_state(model).items() if own not in twice}
+    state = {name: tensor for name, (own, tensor) in stored_state(model).items() if own not in twice}
+    if not hasattr(model, "save_pretrained") or any(isinstance(tensor, DTensor) for tensor in state.values()):
+        return state
+    # transformers has some tensors of a layer as one, experts above all, and saves them apart.
+    loading = importlib.import_module("transformers.core_model_loading")
+    saved: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, state)
+    return saved
