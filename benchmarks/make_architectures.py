@@ -107,27 +107,18 @@ def parts(model: Any) -> tuple[list[str], list[str], list[str], list[str]]:
     return sorted(towers), sorted(linear), sorted(others - linear), sorted(beside)
 
 
-def _unread(model: Any, kind: Any) -> set[str]:
-    """Patterns of names that classes do not read, but for those of the numbers of one model's layers."""
-    kinds = {kind, *(type(one) for one in (model.modules() if model is not None else ()))}
-    found = {text for one in kinds for text in getattr(one, "_keys_to_ignore_on_load_unexpected", None) or ()}
-    return {text for text in found if not any(map(str.isdecimal, text))}
-
-
 def said(name: str, model_type: str) -> dict[str, list[str]]:
     """What is written of a class."""
     import transformers
 
     model = built(name, model_type)
-    kind = getattr(transformers, name)
-    source = model if model is not None else kind
+    source = model if model is not None else getattr(transformers, name)
     towers, _, others, _ = parts(model) if model is not None else ([], [], [], [])
     tails = {".".join(one.split(".")[-2:]) for one in others if not left_alone({}).weight(f"{one}.weight")}
     told = {
         "towers": towers,
         "float32": sorted(source._keep_in_fp32_modules_strict or ()),
         "float32, not float16": sorted(source._keep_in_fp32_modules or ()),
-        "unread": sorted(_unread(model, kind)),
         "not linear": sorted(tails),
         "not built": ["towers", "not linear"] if model is None else [],
     }

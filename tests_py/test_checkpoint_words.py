@@ -76,7 +76,8 @@ def test_the_card_says_what_was_quantized(how: str, tmp_path: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     more = {"_name_or_path": "org/Name-1.5"} if how == "config" else {"_name_or_path": "/home/me/model"}
     source = write_shards(place, [{"model.layers.0.mlp.up_proj.weight": weight(128, 256)}], {**BASE, **more})
-    (source / "README.md").write_text(CARD)
+    own = CARD if how != "config" else CARD.replace("base_model:\n- org/older\nbase_model_relation: finetune\n", "")
+    (source / "README.md").write_text(own)
     convert(source, tmp_path / "out", "compressed-tensors:nvfp4")
     card = (tmp_path / "out" / "README.md").read_text()
     if how == "none":
@@ -85,7 +86,11 @@ def test_the_card_says_what_was_quantized(how: str, tmp_path: Path) -> None:
     head = "---\nlicense: mit\ntags:\n- x\nbase_model: org/Name-1.5\nbase_model_relation: quantized\n---\n"
     assert card == head + "# Mine\n\n---\nend\n"
     convert(source, tmp_path / "floats", "bf16")
-    assert (tmp_path / "floats" / "README.md").read_text() == CARD
+    assert (tmp_path / "floats" / "README.md").read_text() == own
     (source / "README.md").unlink()
     convert(source, tmp_path / "new", "mlx:int4")
-    assert (tmp_path / "new" / "README.md").read_text().startswith("---\nbase_model: org/Name-1.5\n")
+    assert (tmp_path / "new" / "README.md").exists() == (how == "folder")
+    if how == "config":  # of whose card another model is the base
+        (source / "README.md").write_text(CARD)
+        convert(source, tmp_path / "other", "mlx:int4")
+        assert (tmp_path / "other" / "README.md").read_text() == CARD

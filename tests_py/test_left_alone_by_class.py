@@ -19,7 +19,8 @@ TABLE: dict[str, Any] = json.loads(Path(module.__file__).with_name("architecture
 # Linear layers of language models that stay as they are by their names: outputs, routers, and what embeds.
 BY_NAME = re.compile(
     r"(lm_head|embed|norm|conv|position|rotary|router|\bgate$|shared_expert_gate|indexer|shared_head|classifier|score"
-    r"|qa_outputs|^head|output_layer|^cls|eh_proj|mtp|upsampler|codebooks_head|query$)"
+    r"|qa_outputs|^head|output_layer|^cls|eh_proj|mtp|upsampler|codebooks_head|query$"
+    r"|vision|audio|image|speech|connector|projector|merger|resampler|perceiver|^output$|vlm\.|sam_model)"
 )
 
 

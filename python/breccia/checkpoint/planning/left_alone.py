@@ -24,7 +24,7 @@ _WORDS = (
     "vision_tower vision_backbone vision_encoder vision_language vision_proj vision_embed vision_adapter gen_vision "
     "audio_tower audio_encoder audio_model audio_proj audio_mlp speech_ image_encoder image_newline image_vit "
     "img_projection modality_projection multi_modal_ multimodal_ visual_tokenizer patch_merger resampler "
-    "perceiver qformer aligner connector projector sam_model gen_head"
+    "perceiver qformer aligner connector projector sam_model gen_head talker. token2wav"
 )
 _PATTERNS = (
     *("*wte.weight", "*wpe.weight", "shared.weight", "*.shared.weight", "*pos_emb.weight", "query.weight"),
@@ -54,7 +54,6 @@ class LeftAlone:
         known = _table().get(name) if name else None
         row = known or {}
         self.unknown, self._layers = name if known is None else "", layers
-        later = [one if one.startswith("^") else f".*(?:{one})" for one in row.get("unread", ())]
         towers, ends = ("|".join(map(re.escape, row.get(key, ()))) for key in ("towers", "not linear"))
         every = [rf"(?:(?:model|base_model|thinker)\.)*(?:{towers})\."] if towers else []
         every += [rf"(?:.*\.)?(?:{ends})\.weight$"] if ends else []
@@ -62,8 +61,8 @@ class LeftAlone:
             every.append(rf"(?!{_LANGUAGE}(?:layers|h|blocks)\.)")
         always = [*_FLOAT32, *row.get("float32", ())] if known else [*_FLOAT32, "gate.weight"]
         half = [*always, *row.get("float32, not float16", ())]
-        self._later = _remembered([_LATER, *later])
-        self._weight = _remembered([_WEIGHTS, _LATER, *later, *every])
+        self._later = _remembered([_LATER])
+        self._weight = _remembered([_WEIGHTS, _LATER, *every])
         self._float32, self._float32_of_half = (_remembered([_parts(names)], 0) for names in (always, half))
 
     def weight(self, name: str) -> bool:
@@ -71,7 +70,7 @@ class LeftAlone:
         return self._weight(_NUMBERS.sub(".0.", name)) or (self._layers > 0 and self._past(name))
 
     def later(self, name: str) -> bool:
-        """Whether a tensor is of a head for later tokens, or of what else the model's class does not read."""
+        """Whether a tensor is of a head for later tokens."""
         return self._later(_NUMBERS.sub(".0.", name)) or self._past(name)
 
     def _past(self, name: str) -> bool:

@@ -356,7 +356,7 @@ class Job:
                     writer.sync()
                     work.record(name, pending)
                 raise
-            if sum(sink.not_finite) > bad:
+            if (beyond := sum(sink.not_finite)) and beyond > bad:
                 losses[choice.found.name] = Loss(0.0, math.inf, False, False)
             sink.not_finite.clear()
             counts = {choice.found.name: bad} if bad else {}

@@ -55,11 +55,15 @@ def write_companions(
 
 
 def base_model(checkpoint: Checkpoint) -> str:
-    """The Hugging Face Hub's name of a checkpoint's model, as the Hub's own folders or config.json have it; "" where
-    neither does."""
+    """The Hugging Face Hub's name of a checkpoint's model, as the Hub's own folders have it, or config.json where the
+    model's card is of no other model; "" where neither says it."""
     folder = re.search(r"/models--(\w[\w.-]*)--(\w[\w.-]*)/", f"{checkpoint.path.absolute()}/")
-    name = f"{folder[1]}/{folder[2]}" if folder else str(checkpoint.config.get("_name_or_path"))
-    return name if re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", name) and not Path(name).exists() else ""
+    if folder:
+        return f"{folder[1]}/{folder[2]}"
+    card, name = checkpoint.path / "README.md", str(checkpoint.config.get("_name_or_path"))
+    if not re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", name) or Path(name).exists() or not card.is_file():
+        return ""
+    return "" if re.search(rb"^base_model:", read_bounded(card, MAX_JSON)[0], re.MULTILINE) else name
 
 
 def _write_card(path: Path, base: str) -> None:
