@@ -67,3 +67,19 @@ def test_moments_with_nan_in_full_are_refused_where_they_feed_back():
     for bad in (np.nan, np.inf):
         with pytest.raises(ValueError, match="moments must be finite"):
             OfMoments(np.full((64, 64), bad, np.float32))
+
+
+@pytest.mark.parametrize("name", ["gguf:q8_0", "gguf:q4_0", "gguf:q4_k", "gguf:q6_k", "gguf:q5_0"])
+def test_plan_bits_refuses_types_of_other_kinds_of_file(name, tmp_path):
+    source, file = model(tmp_path / "m"), moments(NAMES, tmp_path / "moments")
+    with pytest.raises(ValueError, match="formats must be recipes or float dtypes"):
+        breccia.checkpoint.plan_bits(source, file, 6.0, [name, "bf16"])
+
+
+def test_a_reference_that_is_the_quantized_one_is_no_reference(tmp_path):
+    source = model(tmp_path / "m")
+    breccia.checkpoint.convert(source, tmp_path / "q", "nvfp4")
+    breccia.checkpoint.convert(tmp_path / "q", tmp_path / "values", "bf16")
+    assert breccia.checkpoint.verify(source, tmp_path / "q")["ok"]
+    assert breccia.checkpoint.verify(tmp_path / "q", tmp_path / "values")["ok"]
+    assert not breccia.checkpoint.verify(tmp_path / "q", source)["ok"]

@@ -23,6 +23,9 @@ from breccia.peers import require
 __all__ = ["check_length", "folder_of", "load_model", "load_tokenizer"]
 
 
+_OWN = {"local_files_only": True, "trust_remote_code": False}  # code of strangers is neither fetched nor run
+
+
 def folder_of(path: str | os.PathLike[str], argument: str) -> Path:
     """A model's folder. Raises ValueError where it has no config.json."""
     folder = path_of(path, argument)
@@ -32,6 +35,8 @@ def folder_of(path: str | os.PathLike[str], argument: str) -> Path:
 
 
 def _said(error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return "its config.json asks for Python files of the folder, which breccia does not run"
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
@@ -40,7 +45,7 @@ def load_tokenizer(folder: Path) -> Any:
     ValueError where there is none that transformers can make."""
     transformers = require("transformers", "transformers")
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(folder, **_OWN)
     except Exception as error:  # of any kind, by the files that are there
         raise ValueError(f"{folder} must have a tokenizer that transformers reads: {_said(error)}") from error
 
@@ -60,7 +65,7 @@ def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None 
         raise ValueError(f"device must be one that torch has here, got {device!r}: {_said(error)}") from error
     checkpoint = Checkpoint(folder if weights is None else weights, mapped=False)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, **_OWN)
         plain = not checkpoint.found.formats
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -68,10 +73,10 @@ def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None 
         options: dict[str, Any] = {"config": config, "dtype": own or "auto", "output_loading_info": True}
         with _quiet(transformers):
             if plain and weights is None:
-                model, told = kind.from_pretrained(folder, local_files_only=True, **options)
+                model, told = kind.from_pretrained(folder, **_OWN, **options)
             else:
                 model, told = kind.from_pretrained(None, state_dict=_floats(checkpoint, config, own), **options)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(f"{checkpoint.path}: transformers cannot load it: {_said(error)}") from error
     finally:
         checkpoint.close()

@@ -87,21 +87,29 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
         return f"{super().extra_repr()}, recipes={brief(self.recipes)}"
 
     def _histories(self, x: Any) -> Any:
+        # What is computed again in a backward pass (torch.utils.checkpoint) takes the scales that were, and is no step.
+        moves = self.training and (torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1)
         states: list[AmaxHistory | None] = []
         for role in _ROLES:
             recipe = getattr(self.recipes, role)
             if not isinstance(recipe, DelayedScaling):
                 states.append(None)
                 continue
-            if self.training:
+            if moves:
                 self._keep(role, delayed.update(self._state(role), recipe, self.algorithm))
             # A copy: the buffers may move on before backward reads them.
             state = self._state(role)
             states.append(AmaxHistory(state.amax, state.scale.clone()))
-        if self.training:
+        if moves:
             self._record("x", x)
             self._record("w", self.weight)
         return tuple(states)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        if prefix + "weight" in state_dict and prefix + "w_amax" not in state_dict and hasattr(self, "w_amax"):
+            fresh = delayed.init(self.recipes.w, self.weight)  # type: ignore[arg-type]  # another weight's is not its own
+            self._keep("w", delayed.update(delayed.record(fresh, state_dict[prefix + "weight"]), self.recipes.w))  # type: ignore[arg-type]
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _state(self, role: str) -> AmaxHistory:
         return AmaxHistory(getattr(self, f"{role}_amax"), getattr(self, f"{role}_quantizing_scale"))

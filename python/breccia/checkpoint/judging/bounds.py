@@ -21,6 +21,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["FLOATS_DB", "bits_of", "least"]
 
+VALUES_DB = 40.0  # of what was quantized, in floats: of 8 bits of precision or more, without an error of its own
 FLOATS_DB = 12.0  # of plain floats, which do not say from what they were made
 _DB_PER_BIT = 3.0
 
@@ -40,5 +41,5 @@ def least(reference: int | None, checked: int | None) -> float:
     """The bound of two tensors in dB, by their bits per element, None of floats: that of the fewer, for the reference's
     own error counts, too."""
     if checked is None:
-        return FLOATS_DB if reference is None else min(FLOATS_DB, _DB_PER_BIT * reference)
+        return FLOATS_DB if reference is None else VALUES_DB
     return _DB_PER_BIT * min(checked, checked if reference is None else reference)

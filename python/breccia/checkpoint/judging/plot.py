@@ -145,6 +145,8 @@ def plot(
     rows = measure(path, reference, progress)
     if not rows:
         raise ValueError(f"path must have quantized tensors, {path} has none")
+    if reference is not None and all(row["sqnr_db"] is None for row in rows):
+        raise ValueError(f"reference must have tensors that {path} has quantized, {reference} has none of them")
     shown = sorted(rows, key=_urgency)[: most or MOST_ROWS]
     title = _name(path) if reference is None else f"{_name(path)} against {_name(reference)}"
     kind = "widest range of scales" if reference is None else "largest error"

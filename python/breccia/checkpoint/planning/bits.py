@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from breccia import verbs
+from breccia import bridges, verbs
+from breccia.bridges.file_kinds import SAFETENSORS
 from breccia.bridges.outside import comparable, values
 from breccia.bridges.parts import Found
 from breccia.bridges.readers import fused_layer
@@ -148,11 +149,17 @@ def _targets(formats: Sequence[str], include: Sequence[str], exclude: Sequence[s
         raise ValueError("formats must have at least one, got none")
     names = dict.fromkeys(name.strip().lower() for name in formats)
     targets = {name: parse_target(name, include=include, exclude=exclude, argument="formats") for name in names}
-    if others := [name for name, target in targets.items() if not target.float_dtype and target.recipe is None]:
+    if others := [name for name, one in targets.items() if not _in_schemes(one)]:
         raise ValueError(f"formats must be recipes or float dtypes, got {others[0]!r}: a scheme names no bridge")
     if all(target.float_dtype for target in targets.values()):
         raise ValueError(f"formats must have a recipe to quantize to, got {', '.join(formats)}")
     return targets
+
+
+def _in_schemes(target: Target) -> bool:
+    """Whether a scheme can say it: floats, or a recipe that is not in blocks of another kind of file."""
+    of_file = bool(target.format) and bridges.bridge(target.format).container is not SAFETENSORS
+    return bool(target.float_dtype) or (target.recipe is not None and not of_file)
 
 
 class _Sum:
