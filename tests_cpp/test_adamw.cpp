@@ -104,6 +104,18 @@ TEST(AdamW, GroupsWhoseExponentIsNoNumberAboveZeroHaveNoValues) {
         }
 }
 
+TEST(AdamW, GradientsMayBeConst) {
+    for (const std::int64_t count : {1000, 1024}) {  // with a group that is filled up, and without
+        Trained one("MXFP8BlockScaling", count, 32), other = one;
+        std::vector<float> gradients = heavy_tailed(1, count, 4);
+        one.step(gradients, 1);
+        const std::vector<float>& given = gradients;
+        adamw_step(array_of(other.weights, {count}), Array::borrow(given, {count}), other.moment(0), other.moment(1),
+                   other.recipe, {.lr = 0.01, .step = 1});
+        EXPECT_TRUE(one == other);
+    }
+}
+
 TEST(AdamW, RefusesMemoryThatIsNotAligned) {
     const Recipe recipe = make_recipe("expanded", {{"group_size", 32}});
     std::vector<float> weights(32, 1.0F), gradients(32, 1.0F);

@@ -3,6 +3,8 @@
 // What the doors refuse: arrays, layouts and recipes made by hand, outputs that do not fit, memory in two roles.
 #include <functional>
 
+#include "breccia/compare.hpp"
+#include "breccia/gptq.hpp"
 #include "support.hpp"
 
 namespace breccia {
@@ -48,6 +50,35 @@ TEST(Arrays, TheVerbsCheckThoseThatWereChanged) {
         EXPECT_THROW(matmul(x, x.transposed()), Error);
         const ScaledTensor scaled = cast(array_of(memory, {2, 128}), recipe);
         EXPECT_THROW(dequantize_into(scaled, x), Error);
+    }
+}
+
+// What a verb refuses it names: a type from beyond the lists has no name.
+TEST(Arrays, OfNoTypeThereIsAreRefusedByEveryVerb) {
+    std::vector<float> x = heavy_tailed(32, 32, 1, 1);
+    const Array array = array_of(x, {32, 32});
+    const ScaledTensor scaled = cast(array, recipes::mxfp8{});
+    for (const ElementType type : {ElementType(DType{77}), ElementType::codes(Format{200}),
+                                   ElementType::packed_codes(Format{200}), ElementType()}) {
+        EXPECT_EQ(type.name(), "unknown");
+        EXPECT_GT(type.size(), 0U);
+        Array odd = array;
+        odd.type = type;
+        const auto refused = [&](const std::function<void()>& verb) {
+            EXPECT_THAT(message_of(Error::Kind::type, verb), HasSubstr("nknown"));
+        };
+        refused([&] { cast(odd, recipes::mxfp8{}); });
+        refused([&] { matmul(odd, scaled); });
+        refused([&] { linear(array, scaled, &odd); });
+        refused([&] { matmul_into(array, scaled, odd); });
+        refused([&] { dequantize_into(scaled, odd); });
+        refused([&] { compare(odd, scaled); });
+        CastOptions options;
+        options.importance = odd;
+        refused([&] { cast(array, recipes::mxfp8{}, options); });
+        CastOutput out = allocate(plan_cast({32, 32}, recipes::mxfp8{}));
+        out.scale.type = type;
+        refused([&] { cast_into(array, recipes::mxfp8{}, out); });
     }
 }
 
@@ -363,6 +394,14 @@ TEST(EmptyTensors, OfAnyNumberOfRows) {
             EXPECT_EQ(dequantize(scaled).shape, shape);
             EXPECT_EQ(dequantize(scaled.transposed()).size(), 0);
             EXPECT_EQ(requantize(scaled, make_recipe("DelayedScaling")).shape(), shape);
+            EXPECT_THAT(count_codes(scaled), testing::Each(0));
+            EXPECT_TRUE(compare(number(shape), scaled).equal);
+            EXPECT_EQ(magnitudes(scaled).zeros, 0);
+            if (!recipe.is_expanded()) {
+                std::vector<float> ones(static_cast<std::size_t>(shape.back() * shape.back()), 1.0F);
+                const Array moments = array_of(ones, {shape.back(), shape.back()});
+                EXPECT_EQ(gptq(number(shape), moments, recipe).shape(), shape);
+            }
             EXPECT_EQ(PreparedWeight(scaled).shape(), shape);
             EXPECT_EQ(PreparedWeight(scaled.transposed()).shape(), scaled.transposed().shape());
         }

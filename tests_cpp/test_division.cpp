@@ -4,6 +4,7 @@
 // round differently only where the quotient is nearer than that to the middle between two floats; and codes can
 // differ only where the middle lies beside a point at which codes change. All such divisions are enumerated here.
 #include "contract/kernel_table.hpp"
+#include "runtime/call.hpp"
 #include "support.hpp"
 
 namespace breccia {
@@ -56,7 +57,7 @@ TEST_P(EveryBackend, FastDivisionGivesTheCodesOfDivision) {
     for (std::size_t f = 0; f < format_table.size(); ++f) {
         const Format format{static_cast<std::uint8_t>(f)};
         if (!info(format).is_target) continue;
-        const FormatKernels& kernel = kernels()[format];
+        const FormatKernels& kernel = Call().kernels[format];
         for (const Division& d : divisions)
             for (const float binade : {0x1p-8F, 0x1p-1F, 1.0F, 4.0F, 64.0F}) {
                 const float x = d.x * binade;

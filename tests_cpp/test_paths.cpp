@@ -8,6 +8,7 @@
 #include "breccia/prepared.hpp"
 #include "matmul/choose.hpp"
 #include "support.hpp"
+#include "tensor/matrix_view.hpp"
 
 namespace breccia {
 namespace {
@@ -37,6 +38,63 @@ std::vector<Recipe> recipes() {
 
 class Paths : public testing::TestWithParam<std::string> {};
 
+Product question_with(const Call& call, const Operand& a, const Operand& b, const Array& out,
+                      Precision precision = Precision::exact) {
+    Product product = question(call, a, b, precision);
+    product.c.push_back(output_matrix(out, -1, {}, 0));
+    return product;
+}
+
+// The path that the table has for a product.
+std::string_view chosen_path(const Operand& a, const Operand& b, Precision precision = Precision::exact) {
+    return choose(question(Call(), a, b, precision)).path->name;
+}
+
+// The one that multiplies it.
+std::string_view matmul_path(const Operand& a, const Operand& b, Precision precision = Precision::exact) {
+    const Call call;
+    const Array out = Array::allocate(DType::float32, matmul_shape(a.shape(), b.shape()));
+    return multiply(question_with(call, a, b, out, precision));
+}
+
+// The paths that are tried for it, the first that does not refuse being the last of them; each refusal is one that the
+// path's row of the table names.
+std::vector<std::string_view> tried_paths(const Operand& a, const Operand& b) {
+    const Call call;
+    const Array out = Array::allocate(DType::float32, matmul_shape(a.shape(), b.shape()));
+    const Product product = question_with(call, a, b, out);
+    std::vector<std::string_view> tried;
+    const Rule* rule = nullptr;
+    for (;;) {
+        rule = &choose(product, rule);
+        tried.push_back(rule->path->name);
+        const Refusal refusal = rule->path->multiply(product, limits_of(*rule));
+        if (refusal == Refusal::none) return tried;
+        EXPECT_TRUE(std::ranges::count(rule->path->refusals, refusal)) << tried.back();
+    }
+}
+
+// A bias is added to the sums, `plain`, before these are rounded to the type of the output.
+void expect_bias_before_rounding(std::string_view path, const Operand& a, const Operand& b, const Array& plain) {
+    const std::int64_t count = plain.shape[1];
+    std::vector<float> numbers = heavy_tailed(1, count, 5, 1);
+    std::vector<double> wide_numbers(numbers.begin(), numbers.end());
+    for (double& x : wide_numbers) x *= 1.0000000001;  // of no float32 number
+    const Array narrow = array_of(numbers, {count}), wide = Array::borrow(wide_numbers, {count});
+    for (const Array& bias : {narrow, wide})
+        for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
+            const Array out = Array::allocate(dtype, plain.shape), expected = Array::allocate(dtype, plain.shape);
+            ASSERT_TRUE(multiply_by(path, a, b, out, &bias));
+            for (std::int64_t i = 0; i < plain.size(); ++i) {
+                const double sum =
+                    static_cast<double>(plain.as<float>()[i]) +
+                    load_number<double>(bias.as<std::byte>() + i % count * bias.strides[0], bias.type.dtype());
+                store_number(expected.as<std::byte>() + i * expected.strides[1], dtype, sum);
+            }
+            EXPECT_TRUE(same_bytes(out, expected)) << name_of(dtype) << " and a bias of " << bias.type.name();
+        }
+}
+
 TEST_P(Paths, AreRightWhateverTheTableSays) {
     const BackendScope scope(GetParam());
     std::map<std::string_view, int> used;
@@ -62,40 +120,20 @@ TEST_P(Paths, AreRightWhateverTheTableSays) {
                     const Array chosen = Array::allocate(DType::float32, {m, n});
                     EXPECT_TRUE(multiply_by(matmul_path(numbers, operand), numbers, operand, chosen));
                     EXPECT_TRUE(same_bytes(chosen, matmul(numbers, operand)));
-                    for (const std::string_view path : matmul_paths()) {
+                    for (const Path* const one : every_path) {
+                        const std::string_view path = one->name;
                         SCOPED_TRACE(describe(recipe) + " by " + std::string(path) + ", M = " + std::to_string(m));
                         const Array c = Array::allocate(DType::float32, {m, n});
                         if (!multiply_by(path, numbers, operand, c)) continue;
                         ++used[path];
                         ASSERT_TRUE(within_bound(x, weights, c, m, n, k)) << name_of(dtype);
+                        expect_bias_before_rounding(path, numbers, operand, c);
                     }
                 }
             }
     }
     EXPECT_GT(used["rows_f32"], 0);
     EXPECT_GT(used["panels_f32"], 0);
-}
-
-// The path that the table has for a product.
-std::string_view chosen_path(const Operand& a, const Operand& b, Precision precision = Precision::exact) {
-    return choose(question(kernels(), a, b, precision)).path->name;
-}
-
-// The paths that are tried for it, the first that does not refuse being the last of them; each refusal is one that the
-// path's row of the table names.
-std::vector<std::string_view> tried_paths(const Operand& a, const Operand& b) {
-    Product product = question(kernels(), a, b);
-    const Array out = Array::allocate(DType::float32, {product.m, product.n});
-    product.c.push_back(output_matrix(out, -1, {}, 0));
-    std::vector<std::string_view> tried;
-    const Rule* rule = nullptr;
-    for (;;) {
-        rule = &choose(product, rule);
-        tried.push_back(rule->path->name);
-        const Refusal refusal = rule->path->multiply(product, limits_of(*rule));
-        if (refusal == Refusal::none) return tried;
-        EXPECT_TRUE(std::ranges::count(rule->path->refusals, refusal)) << tried.back();
-    }
 }
 
 // Activations that are INT8 codes, a scale to a row, to blocks that weights' divide or are divided by, or to all: by
@@ -141,7 +179,8 @@ TEST_P(Paths, Int8ActivationsAreRightByEveryPath) {
                     for (std::int64_t i = 0; i < m * depth; i += 7) codes[i] = i % 3 == 0 ? least : std::int8_t{127};
                     const std::vector<float> x = to_vector(dequantize(a));
                     EXPECT_EQ(tried_paths(a, w).back(), matmul_path(a, w));
-                    for (const std::string_view path : matmul_paths()) {
+                    for (const Path* const one : every_path) {
+                        const std::string_view path = one->name;
                         SCOPED_TRACE(describe(recipe) + " by " + describe(recipe_x) + " by " + std::string(path) +
                                      ", M = " + std::to_string(m) + ", K = " + std::to_string(depth));
                         const Array c = Array::allocate(DType::float32, {m, rows});
@@ -152,7 +191,7 @@ TEST_P(Paths, Int8ActivationsAreRightByEveryPath) {
                 }
             }
         }
-    const bool has_integers = kernels().matmul.integers != nullptr;
+    const bool has_integers = Call().kernels.matmul.integers != nullptr;
     EXPECT_EQ(used["panels_integer"] > 0, has_integers);
     EXPECT_EQ(used["in_place_integer"] > 0, has_integers);
 }
@@ -214,7 +253,8 @@ TEST(IntegerTiles, TakeLongBlocks) {
     const std::vector<std::string> supported = cpu_info().supported;
     if (std::ranges::count(supported, "amx") == 0) GTEST_SKIP() << "this machine or build has no tiles";
     const BackendScope scope("amx");
-    if (!kernels().matmul.bf16->integer_tiles->supported()) GTEST_SKIP() << "this machine has no tiles of integers";
+    if (!Call().kernels.matmul.bf16->integer_tiles->supported())
+        GTEST_SKIP() << "this machine has no tiles of integers";
     const auto path_of = [](const Recipe& recipe, const Recipe& recipe_x, std::int64_t m) {
         std::vector<float> values = heavy_tailed(n, k, 1, 1), x = heavy_tailed(m, k, 2, 1);
         const ScaledTensor w = cast(array_of(values, {n, k}), recipe).transposed(),
@@ -252,7 +292,8 @@ void meet_every_code_of_a_scale(const char* name, std::int64_t depth, float time
     const std::vector<float> all_weights = to_vector(dequantize(scaled));
     const ScaledTensor a = cast(array_of(numbers, {m, depth}), make_recipe("INT8Scaling"));
     const std::vector<float> x = to_vector(dequantize(a));
-    for (const std::string_view path : matmul_paths()) {
+    for (const Path* const one : every_path) {
+        const std::string_view path = one->name;
         SCOPED_TRACE(std::string(name) + " by " + std::string(path) + ", K = " + std::to_string(depth));
         const Array c = Array::allocate(DType::float32, {m, rows});
         if (!multiply_by(path, a, scaled.transposed(), c)) continue;
@@ -280,7 +321,7 @@ TEST_P(Paths, Int8ActivationsMeetEveryCodeOfAScale) {
     for (const char* name : {"NVFP4BlockScaling", "MXFP4BlockScaling"})
         for (const std::int64_t depth : {416, 1184})
             for (const float times : {0x1p-62F, 1.0F, 0x1p+62F}) meet_every_code_of_a_scale(name, depth, times, used);
-    EXPECT_EQ(used["in_place_integer"] > 0, kernels().matmul.integers != nullptr);
+    EXPECT_EQ(used["in_place_integer"] > 0, Call().kernels.matmul.integers != nullptr);
 }
 
 // Scales at the ends of float32 and zero points that no byte holds lead to another path, and to the right numbers.
@@ -403,9 +444,9 @@ TEST(MatmulRules, StandInOrder) {
             before = rule.path;
         }
         const Rule& last = table.rules.back();
-        EXPECT_TRUE(last.path == &paths::panels_f32 && last.weights.hold == Weights::any.hold &&
-                    last.activations.hold == Activations::any.hold && last.rows.holds(1) &&
-                    last.rows.to == Limits::any && last.vectors.to == Limits::any)
+        EXPECT_TRUE(last.path == &paths::panels_f32 && last.weights == Weights::any &&
+                    last.activations == Activations::any && last.rows.holds(1) && last.rows.to == Limits::any &&
+                    last.vectors.to == Limits::any)
             << table.backend;
     }
 }

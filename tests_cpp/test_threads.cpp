@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The caller's thread and the pool's: modes of arithmetic, interruption, forks.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <thread>
 
+#include "breccia/adamw.hpp"
+#include "breccia/gptq.hpp"
 #include "runtime/threads.hpp"
 #include "support.hpp"
 
@@ -68,6 +71,48 @@ std::vector<float> numbers_of_all_sizes() {
     return x;
 }
 
+// Casts by importance, and by moments of which each is subnormal.
+void add_results_of_searches(const Array& x, std::vector<Array>& results) {
+    std::vector<float> importance(cols, 1e-40F), moments(cols * cols, 1e-41F), bias(rows, 1e-40F);
+    for (std::int64_t i = 0; i < cols; ++i) moments[static_cast<std::size_t>(i * cols + i)] = 1e-40F;
+    const Array row = array_of(bias, {rows});
+    for (const char* name : {"INT4Scaling", "NVFP4BlockScaling", "MXFP8BlockScaling", "Float8CurrentScaling"}) {
+        CastOptions options;
+        options.importance = array_of(importance, {cols});
+        for (const ScaledTensor& scaled :
+             {cast(x, make_recipe(name), options), gptq(x, array_of(moments, {cols, cols}), make_recipe(name))}) {
+            results.push_back(scaled.data());
+            results.push_back(scaled.scale());
+            results.push_back(linear(x, scaled, &row, DType::float64));
+            const Comparison sums = compare(x, scaled);
+            results.push_back(Array::allocate(DType::float64, {3}));
+            std::ranges::copy(std::array{sums.signal, sums.noise, sums.max_error}, results.back().as<double>());
+        }
+    }
+}
+
+// Of AdamW, whose factors are float64 numbers first.
+void add_steps(std::vector<Array>& results) {
+    const std::vector<float> gradients(4096, 3e-3F);
+    for (const std::int64_t step : {1, 7}) {
+        const auto filled = [](ElementType type, std::int64_t count, std::uint8_t byte) {
+            const Array array = Array::allocate(type, {count});
+            std::memset(array.data, byte, static_cast<std::size_t>(count) * type.size());
+            return array;
+        };
+        const auto moment = [&] {
+            return Moment{.codes = filled(ElementType::uint8(), 4096, 0x22),
+                          .scale = filled(ElementType::uint8(), 128, 120),
+                          .exponents = {}};
+        };
+        const Array weights = filled(DType::float32, 4096, 0x3D);
+        const Moment first = moment(), second = moment();
+        adamw_step(weights, Array::borrow(gradients, {4096}), first, second, recipes::mxfp8{}, {.step = step});
+        for (const Array& array : {weights, first.codes, first.scale, second.codes, second.scale})
+            results.push_back(array);
+    }
+}
+
 std::vector<Array> results_of_every_verb(std::vector<float>& x) {
     const Array array = array_of(x, {rows, cols});
     std::vector<Array> results;
@@ -85,6 +130,8 @@ std::vector<Array> results_of_every_verb(std::vector<float>& x) {
     decode({codes.as<std::uint8_t>(), 256}, format_of<Float8E8M0FNU>, {back.as<float>(), 256});
     results.push_back(codes);
     results.push_back(back);
+    add_results_of_searches(array, results);
+    add_steps(results);
     return results;
 }
 
@@ -134,7 +181,7 @@ TEST_F(ThreadPool, LongWorkIsInterrupted) {
         std::atomic<std::int64_t> done{0};
         constexpr std::int64_t count = 100'000;
         const auto work = [&] {
-            parallel_for(count, 1, [&](std::int64_t begin, std::int64_t end) {
+            parallel_for(Call(), count, 1, [&](std::int64_t begin, std::int64_t end) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(end - begin));
                 done += end - begin;
             });
@@ -143,7 +190,7 @@ TEST_F(ThreadPool, LongWorkIsInterrupted) {
         EXPECT_LT(done, 2000) << threads;  // two checks are some 50 ms apart
         set_interrupt_check(nullptr);
         done = 0;  // the pool goes on
-        parallel_for(64, 1, [&](std::int64_t begin, std::int64_t end) { done += end - begin; });
+        parallel_for(Call(), 64, 1, [&](std::int64_t begin, std::int64_t end) { done += end - begin; });
         EXPECT_EQ(done, 64);
     }
 }
@@ -155,7 +202,7 @@ TEST_F(ThreadPool, RangesCoverEverythingOnce) {
             for (const std::int64_t grain : {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, std::int64_t{5000},
                                              std::numeric_limits<std::int64_t>::max()}) {
                 std::vector<std::atomic<int>> visits(static_cast<std::size_t>(count));
-                parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+                parallel_for(Call(), count, grain, [&](std::int64_t begin, std::int64_t end) {
                     for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
                 });
                 for (const auto& n : visits) ASSERT_EQ(n, 1) << threads << ' ' << count << ' ' << grain;
@@ -186,7 +233,7 @@ TEST_F(ThreadPool, AForkNeitherWaitsForACallNorInheritsIt) {
     set_num_threads(3);
     std::atomic<bool> inside{false}, stop{false};
     std::thread busy([&] {
-        parallel_for(3, 1, [&](std::int64_t, std::int64_t) {
+        parallel_for(Call(), 3, 1, [&](std::int64_t, std::int64_t) {
             inside = true;
             while (!stop) std::this_thread::yield();
         });
@@ -196,7 +243,7 @@ TEST_F(ThreadPool, AForkNeitherWaitsForACallNorInheritsIt) {
     if (child == 0) {
         alarm(20);
         std::atomic<std::int64_t> sum{0};
-        parallel_for(1000, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
+        parallel_for(Call(), 1000, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
         _exit(sum == 1000 ? 0 : 1);
     }
     stop = true;
@@ -204,6 +251,43 @@ TEST_F(ThreadPool, AForkNeitherWaitsForACallNorInheritsIt) {
     int status = -1;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+// Nor has it the threads of an executor: it works with a pool of its own.
+TEST_F(ThreadPool, AForkDoesNotWaitForTheThreadsOfAnExecutor) {
+    set_num_threads(3);
+    const pid_t parent = getpid();
+    set_executor([parent](int count, const std::function<void(int)>& task) {
+        while (getpid() != parent) std::this_thread::yield();  // for a thread that is not there
+        for (int i = 0; i < count; ++i) task(i);
+    });
+    std::atomic<bool> stop{false};
+    std::thread setting([&] {
+        while (!stop) set_executor([](int, const std::function<void(int)>& task) { task(0); });
+    });
+    const auto forks = [] {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            std::atomic<std::int64_t> sum{0};
+            parallel_for(Call(), 1000, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
+            _exit(sum == 1000 ? 0 : 1);
+        }
+        int status = -1;
+        EXPECT_EQ(waitpid(child, &status, 0), child);
+        return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    };
+    int ended = 0;
+    for (int i = 0; i < 50; ++i) ended += static_cast<int>(forks());
+    stop = true;
+    setting.join();
+    EXPECT_EQ(ended, 50);
+    set_executor([parent](int count, const std::function<void(int)>& task) {
+        while (getpid() != parent) std::this_thread::yield();
+        for (int i = 0; i < count; ++i) task(i);
+    });
+    EXPECT_TRUE(forks());
+    set_executor({});
 }
 #endif
 

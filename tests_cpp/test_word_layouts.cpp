@@ -77,6 +77,28 @@ TEST(WordLayouts, Awq) {
         }
 }
 
+// Sizes that wrap around, and no words in very many rows, which must take no time.
+TEST(WordLayouts, ExtentsBeyondAnyMemory) {
+    constexpr std::int64_t many = std::int64_t{1} << 40;
+    Words words;
+    Codes codes;
+    for (const auto& [rows, columns] : {std::pair{std::int64_t{1} << 62, std::int64_t{32}}, std::pair{many, 32 * many},
+                                        std::pair{std::int64_t{32}, std::int64_t{1} << 62}}) {
+        const WordShape s{.rows = rows, .columns = columns};
+        EXPECT_THROW(codes_from_gptq(words, s, {}, codes), Error);
+        EXPECT_THROW(codes_to_gptq(codes, s, {}, words), Error);
+        EXPECT_THROW(codes_from_awq(words, s, codes), Error);
+        EXPECT_THROW(codes_to_awq(codes, s, words), Error);
+    }
+    for (const auto& [rows, columns] : {std::pair{many, std::int64_t{0}}, std::pair{std::int64_t{0}, many}}) {
+        const WordShape s{.rows = rows, .columns = columns};
+        codes_from_gptq(words, s, {}, codes);
+        codes_to_gptq(codes, s, {}, words);
+        codes_from_awq(words, s, codes);
+        codes_to_awq(codes, s, words);
+    }
+}
+
 TEST(WordLayouts, Messages) {
     Words words(8);
     Codes codes(32);

@@ -6,7 +6,7 @@
 #include <benchmark/benchmark.h>
 
 #include "breccia/prepared.hpp"
-#include "matmul/product.hpp"
+#include "matmul/paths/paths.hpp"
 #include "operands.hpp"
 
 namespace breccia {
@@ -48,7 +48,8 @@ const int registered = [] {
         for (const auto& [name, recipe] : recipes)
             for (const DType dtype : {DType::bfloat16, DType::float32})
                 for (const bool prepared : {false, true})
-                    for (const std::string_view path : matmul_paths()) {
+                    for (const Path* const one : every_path) {
+                        const std::string_view path = one->name;
                         const Case c{.backend = backend,
                                      .path = std::string(path),
                                      .recipe = recipe,

@@ -8,6 +8,8 @@
 #include <thread>
 
 #include "../support.hpp"
+#include "breccia/adamw.hpp"
+#include "breccia/gptq.hpp"
 
 namespace breccia {
 namespace {
@@ -37,6 +39,20 @@ void check(const std::string& verb, const std::function<void()>& call) {
     ++failures;
 }
 
+void check_step(DType dtype) {
+    constexpr std::int64_t count = 1 << 16, group = 32;
+    const auto moment = [] {
+        const Array codes = Array::allocate(ElementType::uint8(), {count}),
+                    scale = Array::allocate(ElementType::uint8(), {count / group});
+        std::fill_n(codes.as<std::uint8_t>(), count, std::uint8_t{0});
+        std::fill_n(scale.as<std::uint8_t>(), count / group, std::uint8_t{127});
+        return Moment{.codes = codes, .scale = scale, .exponents = {}};
+    };
+    std::vector<float> numbers = heavy_tailed(1, count, 3, 1);
+    const Array weights = rounded(numbers, dtype, {count}), gradients = rounded(numbers, dtype, {count});
+    check("adamw_step", [&] { adamw_step(weights, gradients, moment(), moment(), recipes::mxfp8{}, {}); });
+}
+
 void check_verbs() {
     constexpr std::int64_t rows = 512, cols = 512, experts = 8;
     std::vector<float> values = heavy_tailed(rows, cols, 1, 1), activations = heavy_tailed(64, cols, 2, 1);
@@ -46,6 +62,12 @@ void check_verbs() {
     check("encode", [&] { encode(values, format_of<Float8E4M3FN>, codes); });
     check("decode", [&] { decode(codes, format_of<Float8E4M3FN>, values); });
     check("magnitudes", [&] { magnitudes(x); });
+    std::vector<float> columns(cols, 2.0F), products(cols * cols, 0.25F);
+    for (std::int64_t i = 0; i < cols; ++i) products[static_cast<std::size_t>(i * cols + i)] = 2;
+    CastOptions by_importance;
+    by_importance.importance = array_of(columns, {cols});
+    const Array moments = array_of(products, {cols, cols});
+    for (const DType dtype : {DType::float32, DType::bfloat16}) check_step(dtype);
     Sample cases(sanitized);
     for (const Recipe& recipe : all_recipes()) {
         if (!cases.takes()) continue;
@@ -58,6 +80,10 @@ void check_verbs() {
             if (recipe.name != to)
                 check_it(("requantize to " + std::string(to)).c_str(), [&] { requantize(w, make_recipe(to)); });
         check_it("dequantize", [&] { dequantize(w); });
+        if (!recipe.is_expanded()) {
+            check_it("cast by importance", [&] { cast(x, recipe, by_importance); });
+            check_it("gptq", [&] { gptq(x, moments, recipe); });
+        }
         check_it("compare", [&] { compare(x, w); });
         check_it("error_magnitudes", [&] { error_magnitudes(x, w, 1); });
         check_it("count_codes", [&] { count_codes(w); });

@@ -49,7 +49,8 @@ enum {
 typedef int32_t breccia_dtype;
 enum { BRECCIA_FLOAT32 = 0, BRECCIA_FLOAT64 = 1, BRECCIA_FLOAT16 = 2, BRECCIA_BFLOAT16 = 3 };
 
-/** The sentence of the last error of this thread; valid until its next call. "" where there was none. */
+/** The sentence of the last error of this thread, of at most 1023 bytes; valid until its next call. "" where there was
+ * none. */
 BRECCIA_C_API const char *breccia_last_message(void);
 
 /** "0.4.0", of the library that is linked. */

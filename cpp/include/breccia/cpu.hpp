@@ -84,11 +84,12 @@ using Executor = std::function<void(int count, const std::function<void(int)>& t
 /// Has the caller's own threads do the work in place of the pool, for calls that begin from now on. It may be called by
 /// several threads at once, with up to num_threads() - 1 tasks; the thread that called the verb works as well. Results
 /// do not depend on it. It must not throw while a task runs; what it throws leaves the verb, whose outputs are then
-/// unspecified. Empty: the pool again.
+/// unspecified. Empty: the pool again, with which a forked child begins, too: it has none of its parent's threads.
 BRECCIA_API void set_executor(Executor executor);
 
-/// Ends the threads of the pool, once the call that uses them is done, for a program that is about to unload the
-/// library (dlclose). A later call starts them again. Throws Error when called from within a verb.
+/// Ends the threads of the pool, once the call that uses them is done, and frees the memory that calls have kept, for a
+/// program that is about to unload the library (dlclose). A later call starts them again. Throws Error when called from
+/// within a verb.
 BRECCIA_API void shutdown();
 
 }  // namespace breccia::inline v0_4

@@ -19,6 +19,7 @@
 #include "breccia/error.hpp"
 #include "breccia/formats.hpp"
 #include "breccia/ops.hpp"
+#include "runtime/call.hpp"
 
 // NOLINTBEGIN(readability-identifier-naming): names of C
 struct breccia_recipe {
@@ -32,21 +33,20 @@ struct breccia_weight {
 namespace breccia::inline v0_4 {
 namespace {
 
-thread_local std::string last_message;
+// Cut off where it is longer. Without a destructor: a program may call while it ends.
+thread_local char last_message[1024];
 
-breccia_status failed(breccia_status status, const char* message) noexcept {
-    try {
-        last_message = message;
-    } catch (...) {
-        last_message.clear();  // no memory for the sentence either
-    }
+breccia_status failed(breccia_status status, std::string_view message) noexcept {
+    const std::size_t size = std::min(message.size(), sizeof last_message - 1);
+    last_message[message.copy(last_message, size)] = 0;
     return status;
 }
 
 template <class Verb>
 breccia_status guarded(Verb verb) noexcept {
+    const IeeeArithmetic arithmetic;  // of what is computed here: verbs have their own
+    last_message[0] = 0;
     try {
-        last_message.clear();
         verb();
         return BRECCIA_OK;
     } catch (const Error& error) {
@@ -288,7 +288,7 @@ Precision precision_of(const breccia_product_options* given) {
 
 using namespace breccia;  // of functions that have names of their own
 
-const char* breccia_last_message(void) { return last_message.c_str(); }
+const char* breccia_last_message(void) { return last_message; }
 
 const char* breccia_version(void) { return breccia::version().data(); }
 

@@ -282,7 +282,4 @@ struct KernelTable {
     }
 };
 
-/// The backend in use.
-const KernelTable& kernels();
-
 }  // namespace breccia::inline v0_4

@@ -11,41 +11,36 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-constexpr bool always(const auto&... /*unused*/) { return true; }
-bool packed_codes(const Product& product) {
+constexpr std::string_view weight_names[] = {"any", "4-bit codes", "prepared", "prepared 4-bit codes"};
+constexpr std::string_view activation_names[] = {"any",
+                                                 "codes",
+                                                 "codes, in blocks of a multiple of 64",
+                                                 "of two or three terms",
+                                                 "numbers of two or three terms",
+                                                 "of three terms",
+                                                 "of one or two terms",
+                                                 "slow in panels"};
+
+bool hold(Weights kind, const Product& product) {
+    if (kind == Weights::any) return true;
     const ScaledMatrix* codes = product.w.scaled_along_k();
-    return codes != nullptr && codes->packed;
-}
-bool prepared_codes(const Product& product) {
-    return product.w.scaled_along_k() != nullptr && product.prepared.codes != nullptr;
+    return codes != nullptr && (kind == Weights::prepared || codes->packed) &&
+           (kind == Weights::packed || product.prepared.codes != nullptr);
 }
 
-}  // namespace
-
-constexpr Weights Weights::any{"any", always};
-constexpr Weights Weights::packed{"4-bit codes", packed_codes};
-constexpr Weights Weights::prepared{"prepared", prepared_codes};
-constexpr Weights Weights::prepared_packed{
-    "prepared 4-bit codes", [](const Product& product) { return prepared_codes(product) && packed_codes(product); }};
-
-constexpr Activations Activations::any{"any", always};
-constexpr Activations Activations::codes{"codes", [](const Entry& entry, const Product&) { return entry.coded; }};
-constexpr Activations Activations::codes_in_tiles{"codes, in blocks of a multiple of 64",
-                                                  [](const Entry& entry, const Product&) { return entry.in_tiles; }};
-constexpr Activations Activations::several_terms{"of two or three terms",
-                                                 [](const Entry& entry, const Product&) { return entry.terms > 1; }};
-constexpr Activations Activations::numbers_in_terms{
-    "numbers of two or three terms", [](const Entry& entry, const Product& product) {
-        return entry.terms > 1 && product.a.front().scaled_along_k() == nullptr;
-    }};
-constexpr Activations Activations::three_terms{"of three terms",
-                                               [](const Entry& entry, const Product&) { return entry.terms == 3; }};
-constexpr Activations Activations::one_or_two_terms{
-    "of one or two terms", [](const Entry& entry, const Product&) { return entry.terms <= 2; }, 2};
-constexpr Activations Activations::slow_in_panels{
-    "slow in panels", [](const Entry& entry, const Product&) { return !entry.suits_panels; }};
-
-namespace {
+bool hold(Activations kind, const Entry& entry, const Product& product) {
+    switch (kind) {
+        case Activations::any: return true;
+        case Activations::codes: return entry.coded;
+        case Activations::codes_in_tiles: return entry.in_tiles;
+        case Activations::several_terms: return entry.terms > 1;
+        case Activations::numbers_in_terms: return entry.terms > 1 && product.a.front().scaled_along_k() == nullptr;
+        case Activations::three_terms: return entry.terms == 3;
+        case Activations::one_or_two_terms: return entry.terms <= 2;
+        case Activations::slow_in_panels: return !entry.suits_panels;
+    }
+    return false;
+}
 
 // Measured by benchmarks/cpp/bench_paths.cpp, which times every path at every number of activations whatever stands
 // here: breccia_benchmarks --benchmark_filter=paths/<backend>/.
@@ -154,10 +149,16 @@ const Rule& choose(const Product& product, const Rule* refused) {
             looked_at = rule->path;
             entry = rule->path->suits(product);
         }
-        if (entry && rule->vectors.holds(product.total_rows() * entry->terms) && rule->weights.hold(product) &&
-            rule->activations.hold(*entry, product))
+        if (entry && rule->vectors.holds(product.total_rows() * entry->terms) && hold(rule->weights, product) &&
+            hold(rule->activations, *entry, product))
             return *rule;
     }
+}
+
+std::string_view multiply(const Product& product) {
+    const Rule* rule = &choose(product);
+    while (rule->path->multiply(product, limits_of(*rule)) != Refusal::none) rule = &choose(product, rule);
+    return rule->path->name;
 }
 
 std::vector<MatmulRule> matmul_rules() {
@@ -170,8 +171,8 @@ std::vector<MatmulRule> matmul_rules() {
                 unless += (unless.empty() ? "" : "; ") + text_of(refusal);
             }
             found.push_back({.backend = std::string(table.backend),
-                             .weights = std::string(rule.weights.text),
-                             .activations = std::string(rule.activations.text),
+                             .weights = std::string(weight_names[static_cast<int>(rule.weights)]),
+                             .activations = std::string(activation_names[static_cast<int>(rule.activations)]),
                              .count = count_of(rule),
                              .kernel = std::string(rule.path->name),
                              .unless = std::move(unless)});
@@ -181,7 +182,7 @@ std::vector<MatmulRule> matmul_rules() {
 
 std::vector<MatmulKernel> matmul_kernels() {
     constexpr std::int64_t n = 16, k = 256, most = 512;
-    const KernelTable& table = kernels();
+    const Call call;
     const Array zeros = Array::allocate(DType::float32, {most, k}), bf16 = Array::allocate(DType::bfloat16, {most, k});
     std::fill_n(zeros.as<float>(), zeros.size(), 0.0F);
     const auto first_rows = [](Array array, std::int64_t rows) {
@@ -205,7 +206,7 @@ std::vector<MatmulKernel> matmul_kernels() {
                                      .activations = name,
                                      .prepared = is_prepared,
                                      .rows = m,
-                                     .kernel = std::string(choose(question(table, a, b)).path->name)});
+                                     .kernel = std::string(choose(question(call, a, b)).path->name)});
                 }
         }
     }

@@ -18,31 +18,23 @@ struct Span {
     [[nodiscard]] constexpr bool holds(std::int64_t n) const { return from <= n && n <= to; }
 };
 
-/// A kind of weights: its name, and whether a product's weights are of it.
-struct Weights {
-    std::string_view text;
-    bool (*hold)(const Product&);
+/// A kind of weights.
+enum class Weights : std::uint8_t { any, packed, prepared, prepared_packed };
 
-    static const Weights any, packed, prepared, prepared_packed;
-};
-
-/// A kind of activations: its name, and whether a product's activations are of it.
+/// A kind of activations.
 ///
 /// A term is one of the bfloat16 numbers that add up to an activation: one for bfloat16, two for float16, three for
 /// others; codes multiplied without their scales are one term, and so is all that Precision::fast rounds, but for
 /// in_place_integer, where the type of the activations alone counts.
-struct Activations {
-    std::string_view text;
-    bool (*hold)(const Entry&, const Product&);
-    std::int64_t most_terms = Limits::any;  ///< the rule holds up to this many terms, which only values tell
-
-    static const Activations any;
-    static const Activations codes;             ///< multiplied without their scales
-    static const Activations codes_in_tiles;    ///< the same, in blocks that matrix tiles of integers take: see Entry
-    static const Activations several_terms;     ///< two or three
-    static const Activations numbers_in_terms;  ///< numbers, not codes, of two or three
-    static const Activations three_terms, one_or_two_terms;
-    static const Activations slow_in_panels;  ///< see Entry::suits_panels
+enum class Activations : std::uint8_t {
+    any,
+    codes,             ///< multiplied without their scales
+    codes_in_tiles,    ///< the same, in blocks that matrix tiles of integers take: see Entry
+    several_terms,     ///< two or three
+    numbers_in_terms,  ///< numbers, not codes, of two or three
+    three_terms,
+    one_or_two_terms,  ///< once the values are known
+    slow_in_panels     ///< see Entry::suits_panels
 };
 
 /// "These weights by these activations, so many of them, take this path."
@@ -56,7 +48,9 @@ struct Rule {
 };
 
 /// What a rule leaves to the values.
-constexpr Limits limits_of(const Rule& rule) { return {.passes = rule.passes, .terms = rule.activations.most_terms}; }
+constexpr Limits limits_of(const Rule& rule) {
+    return {.passes = rule.passes, .terms = rule.activations == Activations::one_or_two_terms ? 2 : Limits::any};
+}
 
 /// A backend's rules.
 struct RuleTable {
@@ -69,5 +63,8 @@ std::span<const RuleTable> rule_tables();
 /// The first rule that holds for a product, or the first after the rules of the path that refused. Reads no value.
 /// There always is one: the last path takes anything, and refuses nothing.
 const Rule& choose(const Product& product, const Rule* refused = nullptr);
+
+/// Multiplies by the path that is chosen, and where it refuses by the next. Returns the name of the one that did.
+std::string_view multiply(const Product& product);
 
 }  // namespace breccia::inline v0_4

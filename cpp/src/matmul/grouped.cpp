@@ -76,6 +76,7 @@ void fill_with_zeros(const Array& rows) {
 
 void grouped_matmul_into(const Operand& x, const ScaledTensor& w_stack, std::span<const std::int64_t> offsets,
                          const Array& out, Precision precision) {
+    const Call call;
     check_weights(w_stack);
     const std::int64_t experts = w_stack.shape()[0], n = w_stack.shape()[1], k = w_stack.shape()[2];
     check_rows(x, k);
@@ -86,7 +87,6 @@ void grouped_matmul_into(const Operand& x, const ScaledTensor& w_stack, std::spa
     check_no_overlap(out, w_stack);
     fill_with_zeros(rows_of(out, offsets.back(), rows));
 
-    const KernelTable& table = kernels();  // the caller's: a worker thread has no BackendScope
     const auto multiply = [&](std::int64_t expert) {
         const std::int64_t begin = offsets[static_cast<std::size_t>(expert)];
         const std::int64_t end = offsets[static_cast<std::size_t>(expert) + 1];
@@ -96,13 +96,13 @@ void grouped_matmul_into(const Operand& x, const ScaledTensor& w_stack, std::spa
             part_of(w_stack, {n, k}, [&](const Array& array) { return member_of(array, expert); });
         if (x.scaled() != nullptr) {
             const ScaledTensor activations = part_of(*x.scaled(), {end - begin, k}, its_rows);
-            multiply_checked(table, activations, weight, -1, its_rows(out), precision);
+            multiply_checked(call, activations, weight, -1, its_rows(out), precision);
         } else {
             const Array activations = its_rows(*x.array());
-            multiply_checked(table, activations, weight, -1, its_rows(out), precision);
+            multiply_checked(call, activations, weight, -1, its_rows(out), precision);
         }
     };
-    for_each_large(experts, multiply);
+    for_each_large(call, experts, multiply);
 }
 
 Array grouped_matmul(const Operand& x, const ScaledTensor& w_stack, std::span<const std::int64_t> offsets,

@@ -14,24 +14,22 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-// Of the last product that this thread began.
-thread_local std::string_view path_taken;
-
-// By the path that is chosen, and where it refuses by the next.
-void multiply(const Product& product) {
-    const Rule* rule = &choose(product);
-    while (rule->path->multiply(product, limits_of(*rule)) != Refusal::none) rule = &choose(product, rule);
-    path_taken = rule->path->name;
-}
-
 // What a verb multiplies, of arguments that it has checked.
 struct Factors {
-    const KernelTable& table;
+    const Call& call;
     const Operand &a, &b;
     int k_axis;  // of b
     const Array& out;
     Precision precision = Precision::exact;
+    const Array* bias = nullptr;
 };
+
+WorkBuffer<double> numbers_of(const Array& bias) {
+    WorkBuffer<double> numbers(bias.size());
+    for (std::int64_t j = 0; j < bias.size(); ++j)
+        numbers.data()[j] = load_number<double>(bias.as<const std::byte>() + j * bias.strides[0], bias.type.dtype());
+    return numbers;
+}
 
 // Calls multiply(product) for the products that there are: one for each matrix of a batch of weights, whose order is
 // left open, else one.
@@ -39,12 +37,12 @@ template <class Multiply>
 void for_each_product(const Factors& f, Multiply multiply_one) {
     const Shape& shape = f.out.shape;
     if (f.out.size() == 0) return;
-    const IeeeArithmetic arithmetic;
+    const WorkBuffer<double> bias = f.bias != nullptr ? numbers_of(*f.bias) : WorkBuffer<double>();
     const Shape batch = batch_shape(shape);
     const std::int64_t members = element_count(batch);
     const bool one_weight = element_count(batch_shape(f.b.shape())) == 1;
     const auto product_of = [&](std::int64_t begin, std::int64_t end) {
-        Product product{.table = f.table,
+        Product product{.call = f.call,
                         .w = Rows(f.b, f.k_axis, batch, one_weight ? 0 : begin),
                         .prepared = PreparedRows(f.b, batch, one_weight ? 0 : begin),
                         .a = {},
@@ -52,15 +50,18 @@ void for_each_product(const Factors& f, Multiply multiply_one) {
                         .m = shape[shape.size() - 2],
                         .n = shape.back(),
                         .k = f.a.shape().back(),
-                        .precision = f.precision};
+                        .precision = f.precision,
+                        .bias = bias.data()};
         for (std::int64_t index = begin; index < end; ++index) {
             product.a.push_back(Rows(f.a, -1, batch, index));
             product.c.push_back(output_matrix(f.out, -1, batch, index));
         }
         return product;
     };
-    if (one_weight) return multiply_one(product_of(0, members));
-    for_each_large(members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1)); });
+    if (one_weight)
+        multiply_one(product_of(0, members));
+    else
+        for_each_large(f.call, members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1)); });
 }
 
 void check_product(const Operand& a, const Operand& b, const Array& out) {
@@ -82,24 +83,6 @@ void check_bias(const Array* bias, std::int64_t rows) {
     check_numbers(*bias, "bias");
     if (bias->rank() != 1 || bias->shape[0] != rows)
         throw_value("bias must have shape ", to_string({rows}), ", got ", bias->shape);
-}
-
-// Adds the bias to each row. A sum of two float32 numbers in float64, rounded to float32, is that of float32.
-void add_bias(const Array& out, const Array& bias) {
-    if (out.size() == 0) return;  // of any number of rows
-    const IeeeArithmetic arithmetic;
-    const Shape batch = batch_shape(out.shape);
-    const WorkBuffer<double> added(out.shape.back());
-    for (std::int64_t j = 0; j < out.shape.back(); ++j)
-        added.data()[j] = load_number<double>(bias.as<const std::byte>() + j * bias.strides[0], bias.type.dtype());
-    for (std::int64_t i = 0; i < element_count(batch); ++i) {
-        const OutputMatrix matrix = output_matrix(out, -1, batch, i);
-        for (std::int64_t row = 0; row < out.shape[out.rank() - 2]; ++row)
-            for (std::int64_t j = 0; j < out.shape.back(); ++j) {
-                std::byte* at = matrix.at(row, j);
-                store_number(at, matrix.dtype, load_number<double>(at, matrix.dtype) + added.data()[j]);
-            }
-    }
 }
 
 }  // namespace
@@ -127,14 +110,15 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
     return shape;
 }
 
-void multiply_checked(const KernelTable& table, const Operand& a, const Operand& b, int k_axis, const Array& out,
-                      Precision precision) {
-    for_each_product({.table = table, .a = a, .b = b, .k_axis = k_axis, .out = out, .precision = precision}, multiply);
+void multiply_checked(const Call& call, const Operand& a, const Operand& b, int k_axis, const Array& out,
+                      Precision precision, const Array* bias) {
+    for_each_product({call, a, b, k_axis, out, precision, bias}, [](const Product& product) { multiply(product); });
 }
 
 void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision) {
+    const Call call;
     check_product(a, b, out);
-    multiply_checked(kernels(), a, b, -2, out, precision);
+    multiply_checked(call, a, b, -2, out, precision);
 }
 
 Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision precision) {
@@ -144,6 +128,7 @@ Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision prec
 }
 
 void linear_into(const Operand& x, const Operand& w, const Array* bias, const Array& out, Precision precision) {
+    const Call call;
     check_operand(x, "x");
     check_operand(w, "w");
     check_linear_shapes(x.shape(), w.shape());
@@ -152,8 +137,7 @@ void linear_into(const Operand& x, const Operand& w, const Array* bias, const Ar
     check_no_overlap(out, x);
     check_no_overlap(out, w);
     if (bias != nullptr) check_no_overlap(out, *bias);
-    multiply_checked(kernels(), x, w, -1, out, precision);
-    if (bias != nullptr) add_bias(out, *bias);
+    multiply_checked(call, x, w, -1, out, precision, bias);
 }
 
 Array linear(const Operand& x, const Operand& w, const Array* bias, DType out_dtype, Precision precision) {
@@ -167,9 +151,9 @@ Array linear(const Operand& x, const Operand& w, const Array* bias, DType out_dt
     return out;
 }
 
-Product question(const KernelTable& table, const Operand& a, const Operand& b, Precision precision) {
+Product question(const Call& call, const Operand& a, const Operand& b, Precision precision) {
     const Shape shape = matmul_shape(a.shape(), b.shape());
-    return {.table = table,
+    return {.call = call,
             .w = Rows(b, -2, {}, 0),
             .prepared = PreparedRows(b, {}, 0),
             .a = {Rows(a, -1, {}, 0)},
@@ -180,26 +164,18 @@ Product question(const KernelTable& table, const Operand& a, const Operand& b, P
             .precision = precision};
 }
 
-bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out) {
+bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out, const Array* bias) {
+    const Call call;
     const auto* chosen = std::ranges::find(every_path, path, &Path::name);
     if (chosen == std::end(every_path)) throw_value("path must be one that there is, got '", path, "'");
     check_product(a, b, out);
     std::atomic<bool> all{true};
-    for_each_product({.table = kernels(), .a = a, .b = b, .k_axis = -2, .out = out}, [&](const Product& product) {
-        if (!(*chosen)->suits(product) || (*chosen)->multiply(product, {}) != Refusal::none) all = false;
-    });
+    for_each_product({.call = call, .a = a, .b = b, .k_axis = -2, .out = out, .bias = bias},
+                     [&](const Product& product) {
+                         if (!(*chosen)->suits(product) || (*chosen)->multiply(product, {}) != Refusal::none)
+                             all = false;
+                     });
     return all;
-}
-
-std::vector<std::string_view> matmul_paths() {
-    std::vector<std::string_view> names;
-    for (const Path* path : every_path) names.push_back(path->name);
-    return names;
-}
-
-std::string_view matmul_path(const Operand& a, const Operand& b, Precision precision) {
-    matmul(a, b, DType::float32, precision);
-    return path_taken;
 }
 
 }  // namespace breccia::inline v0_4

@@ -271,10 +271,10 @@ void interleave_zero_points(const KernelTable& table, const ScaledMatrix& w, con
 }
 
 PreparedWeight::PreparedWeight(const ScaledTensor& weight) : tensor_(weight) {
+    const Call call;
     check_memory(weight, "weight");
     if (weight.interleaved_ != nullptr || element_count(weight.shape()) == 0) return;
-    const IeeeArithmetic arithmetic;
-    const KernelTable& table = kernels();
+    const KernelTable& table = call.kernels;
     if (weight.data().rank() < 2 || !is_in_order(weight)) tensor_ = ready(table, weight);
     tensor_.interleaved_ = interleave(table, tensor_);
     if (tensor_.interleaved_ == nullptr) tensor_ = ready(table, weight);

@@ -122,8 +122,25 @@ void* Product::in_place(DType dtype, std::int64_t row, std::int64_t rows, std::i
     const OutputMatrix& to = c[static_cast<std::size_t>(row / m)];
     const auto item = static_cast<std::int64_t>(size_of(dtype));
     stride = to.row_stride / item;
-    const bool fits = to.dtype == dtype && row % m + rows <= m && to.row_stride % item == 0;
+    const bool fits = bias == nullptr && to.dtype == dtype && row % m + rows <= m && to.row_stride % item == 0;
     return fits ? to.in_place(row % m, begin, count) : nullptr;
+}
+
+// In float64, which rounds once: the sum of two float32 numbers comes out as float32 would add them.
+void Product::write_sums(std::int64_t row, std::int64_t begin, std::int64_t count, const float* x) const {
+    constexpr std::int64_t piece = 256;
+    const OutputMatrix& to = c[static_cast<std::size_t>(row / m)];
+    for (std::int64_t i = 0; i < count; i += piece) {
+        const std::int64_t n = std::min(piece, count - i), at = begin + i;
+        const auto sum = [&](std::int64_t j) { return static_cast<double>(x[i + j]) + bias[at + j]; };
+        float sums[piece];
+        if (to.dtype == DType::float64) {
+            for (std::int64_t j = 0; j < n; ++j) store_number(to.at(row % m, at + j), to.dtype, sum(j));
+        } else {
+            for (std::int64_t j = 0; j < n; ++j) sums[j] = static_cast<float>(sum(j));
+            to.write(table, row % m, at, n, sums);
+        }
+    }
 }
 
 const ScaledMatrix* coded_activations(const Product& product) {
@@ -225,10 +242,11 @@ CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::i
             .first_level_cache = first_level_cache};
 }
 
-void for_rows(const ScaledMatrix& w, std::int64_t n, RangeBody body) {
+void for_rows(const Product& product, const ScaledMatrix& w, RangeBody body) {
     constexpr std::int64_t together = special_rows;
     const std::int64_t group_bytes = together * w.row_bytes();
-    parallel_for((n + together - 1) / together, std::max<std::int64_t>(2, bytes_per_task / group_bytes),
+    const std::int64_t n = product.n;
+    parallel_for(product.call, (n + together - 1) / together, std::max<std::int64_t>(2, bytes_per_task / group_bytes),
                  [&](std::int64_t begin, std::int64_t end) { body(begin * together, std::min(end * together, n)); });
 }
 

@@ -96,13 +96,15 @@ private:
 
 /// Matrices of activations that meet one weight: c[i] = a[i] @ w^T for every i, `m` rows each.
 struct Product {
-    const KernelTable& table;  // the caller's: a worker thread has no BackendScope
+    const Call& call;
     Rows w;
     PreparedRows prepared;
     OneOrMore<Rows> a;
     OneOrMore<OutputMatrix> c;
     std::int64_t m = 0, n = 0, k = 0;
     Precision precision = Precision::exact;
+    const double* bias = nullptr;  ///< what is added to each row of products, or null
+    const KernelTable& table = call.kernels;
 
     [[nodiscard]] std::int64_t total_rows() const { return static_cast<std::int64_t>(a.size()) * m; }
     /// How many bfloat16 numbers add up to an activation, as it is or as Precision::fast rounds it.
@@ -111,13 +113,17 @@ struct Product {
     void read(std::int64_t row, std::int64_t rows, std::int64_t at, std::int64_t count, Scratch& scratch, float* out,
               std::int64_t stride) const;
     /// Where `rows` activations' products [begin, begin + count) can be written as numbers of that type, rows `stride`
-    /// elements apart, or null.
+    /// elements apart, or null: where they do not lie so, or a bias is to be added.
     void* in_place(DType dtype, std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t count,
                    std::int64_t& stride) const;
-    /// Products [begin, begin + count) of an activation.
+    /// Products [begin, begin + count) of an activation, to which the bias is added before they are rounded.
     void write(std::int64_t row, std::int64_t begin, std::int64_t count, const float* x) const {
+        if (bias != nullptr) return write_sums(row, begin, count, x);
         c[static_cast<std::size_t>(row / m)].write(table, row % m, begin, count, x);
     }
+
+private:
+    void write_sums(std::int64_t row, std::int64_t begin, std::int64_t count, const float* x) const;
 };
 
 /// 1 where a number is neither zero nor in [2^lowest, 2^highest], else 0. In integers and without branches, so that
@@ -238,9 +244,9 @@ CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::i
 
 /// Codes worth a thread.
 inline constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
-/// Calls body(begin, end) for `n` rows in all, from threads. Ranges begin at multiples of four, which kernels take
-/// together: which rows these are must not depend on the number of threads.
-void for_rows(const ScaledMatrix& w, std::int64_t n, RangeBody body);
+/// Calls body(begin, end) for all of the weight's rows, from threads. Ranges begin at multiples of four, which kernels
+/// take together: which rows these are must not depend on the number of threads.
+void for_rows(const Product& product, const ScaledMatrix& w, RangeBody body);
 
 /// Scales, with the global one or without it, and zero points of a few rows as floats: see InPlaceF32.
 class RowNumbers {
@@ -276,22 +282,16 @@ private:
 // ---- Verbs, and what asks which path they take ----
 
 /// The products of a verb that has checked its arguments. `k_axis` is where K lies in b: -2 for (..., K, N), -1 for a
-/// weight (N, K). `table` is the caller's: where a worker thread begins a product, no BackendScope of the caller's
-/// holds.
-void multiply_checked(const KernelTable& table, const Operand& a, const Operand& b, int k_axis, const Array& out,
-                      Precision precision);
+/// weight (N, K). `bias` is null or of a number for each column.
+void multiply_checked(const Call& call, const Operand& a, const Operand& b, int k_axis, const Array& out,
+                      Precision precision, const Array* bias = nullptr);
 
 /// What choose() is asked of a product of two matrices, which has no output.
-Product question(const KernelTable& table, const Operand& a, const Operand& b, Precision precision = Precision::exact);
-
-/// The name of the path that multiplies such operands, once some may have refused. It is found by multiplying them.
-std::string_view matmul_path(const Operand& a, const Operand& b, Precision precision = Precision::exact);
+Product question(const Call& call, const Operand& a, const Operand& b, Precision precision = Precision::exact);
 
 /// Multiplies by the path of that name wherever it suits the operands, be another quicker or not. Returns false, and
-/// has not written all of `out`, where it does not, or refuses.
-bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out);
-
-/// The names of all paths.
-std::vector<std::string_view> matmul_paths();
+/// has not written all of `out`, where it does not, or refuses. `bias` is null or of a number for each column.
+bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out,
+                 const Array* bias = nullptr);
 
 }  // namespace breccia::inline v0_4

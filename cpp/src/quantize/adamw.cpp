@@ -20,10 +20,10 @@ void check_numbers_in_order(const Array& a, std::string_view name) {
     if (!a.is_contiguous()) throw_value(name, " must be C-contiguous");
 }
 
-std::int64_t group_of(const Recipe& recipe, bool expanded) {
+std::int64_t group_of(const AdamWKernels& kernels, const Recipe& recipe, bool expanded) {
     validate(recipe);
     const std::int64_t group = recipe.layout.block_n;
-    const auto& kernels_of = expanded ? kernels().adamw.expanded : kernels().adamw.stochastic;
+    const auto& kernels_of = expanded ? kernels.expanded : kernels.stochastic;
     const bool scales = recipe.is_expanded() == expanded && (expanded || recipe.scale == ScaleType::e8m0);
     const bool plain = !recipe.two_level && !recipe.has_zero_point() && recipe.search == ScaleSearch::amax;
     if (!has_blocks_of_rows(recipe.layout) || !scales || !plain || group % 16 != 0 || group > adamw_group ||
@@ -85,9 +85,10 @@ MomentGroups groups_from(const Moment& m, std::int64_t index, std::int64_t group
 }
 
 // Numbers [begin, begin + count) as floats; zeros after them.
-const float* floats(const Array& a, std::int64_t begin, std::int64_t count, std::int64_t room, float* buffer) {
-    const auto* bytes = a.as<std::byte>() + begin * static_cast<std::int64_t>(a.type.size());
-    kernels().dequantize.load[static_cast<std::size_t>(a.type.dtype())](bytes, count, buffer);
+const float* floats(const KernelTable& kernels, const Array& a, std::int64_t begin, std::int64_t count,
+                    std::int64_t room, float* buffer) {
+    const auto* bytes = a.as<const std::byte>() + begin * static_cast<std::int64_t>(a.type.size());
+    kernels.dequantize.load[static_cast<std::size_t>(a.type.dtype())](bytes, count, buffer);
     std::fill(buffer + count, buffer + room, 0.0F);
     return buffer;
 }
@@ -96,6 +97,8 @@ const float* floats(const Array& a, std::int64_t begin, std::int64_t count, std:
 
 void adamw_step(const Array& weights, const Array& gradients, const Moment& first, const Moment& second,
                 const Recipe& recipe, const AdamWOptions& options) {
+    const Call call;
+    const KernelTable& kernels = call.kernels;
     check_numbers_in_order(weights, "weights");
     check_numbers_in_order(gradients, "gradients");
     if (weights.read_only) throw_value("weights must be memory that can be written");
@@ -104,7 +107,7 @@ void adamw_step(const Array& weights, const Array& gradients, const Moment& firs
     if (options.step < 1) throw_value("step must be at least 1, got ", options.step);
     const bool expanded = first.exponents.has_value();
     if (expanded != second.exponents.has_value()) throw_value("both moments must have exponents, or neither");
-    const std::int64_t group = group_of(recipe, expanded), count = element_count(weights.shape);
+    const std::int64_t group = group_of(kernels.adamw, recipe, expanded), count = element_count(weights.shape);
     const std::int64_t groups = (count + group - 1) / group;
     check_moment(first, "first", recipe, groups, group);
     check_moment(second, "second", recipe, groups, group);
@@ -112,13 +115,12 @@ void adamw_step(const Array& weights, const Array& gradients, const Moment& firs
 
     const AdamWFactors factors = factors_of(options);
     const ScaleParams params{.rule = recipe.rule, .type = recipe.scale};
-    const auto& all = expanded ? kernels().adamw.expanded : kernels().adamw.stochastic;
+    const auto& all = expanded ? kernels.adamw.expanded : kernels.adamw.stochastic;
     const AdamWKernel kernel = all[static_cast<std::size_t>(recipe.element)];
     const auto seed = 2 * static_cast<std::uint64_t>(options.step);
     const std::int64_t run = run_numbers / group;
     const bool in_place = weights.type == DType::float32, in_place_gradients = gradients.type == DType::float32;
-    const IeeeArithmetic arithmetic;
-    parallel_for((groups + run - 1) / run, 1, [&](std::int64_t from, std::int64_t to) {
+    parallel_for(call, (groups + run - 1) / run, 1, [&](std::int64_t from, std::int64_t to) {
         const WorkBuffer<float> buffer(2 * run_numbers);
         for (std::int64_t i = from; i < to; ++i) {
             const std::int64_t index = i * run, some = std::min(run, groups - index), begin = index * group;
@@ -129,19 +131,19 @@ void adamw_step(const Array& weights, const Array& gradients, const Moment& firs
                              .first = groups_from(first, index, group, seed),
                              .second = groups_from(second, index, group, seed + 1),
                              .position = static_cast<std::uint32_t>(begin)};
-            work.gradients = whole && in_place_gradients
-                                 ? gradients.as<float>() + begin
-                                 : floats(gradients, begin, numbers, some * group, buffer.data() + run_numbers);
+            work.gradients = whole && in_place_gradients ? gradients.as<const float>() + begin
+                                                         : floats(kernels, gradients, begin, numbers, some * group,
+                                                                  buffer.data() + run_numbers);
             if (whole && in_place) {
                 work.weights = weights.as<float>() + begin;
                 kernel(work, factors, params);
                 continue;
             }
-            floats(weights, begin, numbers, some * group, buffer.data());
+            floats(kernels, weights, begin, numbers, some * group, buffer.data());
             work.weights = buffer.data();
             kernel(work, factors, params);
             auto* bytes = weights.as<std::byte>() + begin * static_cast<std::int64_t>(weights.type.size());
-            kernels().dequantize.store[static_cast<std::size_t>(weights.type.dtype())](buffer.data(), numbers, bytes);
+            kernels.dequantize.store[static_cast<std::size_t>(weights.type.dtype())](buffer.data(), numbers, bytes);
         }
     });
 }

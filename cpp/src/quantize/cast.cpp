@@ -15,7 +15,7 @@ namespace {
 
 class NumberSource final : public RowSource {
 public:
-    explicit NumberSource(const Array& x) : RowSource(breccia::kernels()), x_(x), batch_(batch_shape(x.shape)) {}
+    NumberSource(const Call& call, const Array& x) : RowSource(call), x_(x), batch_(batch_shape(x.shape)) {}
 
     const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
                       Scratch& scratch) const override {
@@ -33,7 +33,7 @@ class HadamardSource final : public RowSource {
 public:
     // `block` is a power of two that divides the columns.
     HadamardSource(const RowSource& source, std::int64_t block, std::uint64_t seed)
-        : RowSource(source.kernels()), source_(source), block_(block), signs_(static_cast<std::size_t>(block)) {
+        : RowSource(source.call()), source_(source), block_(block), signs_(static_cast<std::size_t>(block)) {
         const RandomKey key(seed, RandomStream::signs);
         for (std::uint32_t i = 0; i < signs_.size(); ++i) signs_[i] = key.bits(i) >> 31 == 0 ? 1.0F : -1.0F;
     }
@@ -168,6 +168,7 @@ CastOutput allocate(const CastPlan& plan) {
 }
 
 void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, const CastOptions& options) {
+    const Call call;
     check_numbers(x, "x");
     check_output(out, plan_cast(x.shape, recipe), recipe);
     check_no_overlap(out, x);
@@ -176,7 +177,7 @@ void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, cons
     check_importance(options, recipe);
     check_amax(options.amax, recipe, out.scale.shape);
     check_offset(options, grid);
-    const NumberSource source(x);
+    const NumberSource source(call, x);
     if (options.hadamard_block == 0) return quantize(source, x.shape, recipe, out, options);
     check_hadamard(options.hadamard_block, x.shape);
     quantize(HadamardSource(source, options.hadamard_block, options.hadamard_seed), x.shape, recipe, out, options);
@@ -190,28 +191,28 @@ ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& optio
 }
 
 void encode(std::span<const float> x, Format format, std::span<std::uint8_t> codes) {
+    const Call call;
     if (x.size() != codes.size()) throw_value("codes must have the length of x, ", x.size(), ", got ", codes.size());
     check_format(format);
-    const IeeeArithmetic arithmetic;
-    const auto& kernel = kernels()[format];
-    parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
+    const auto& kernel = call.kernels[format];
+    parallel_for(call, static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
         kernel.encode_unscaled(x.data() + begin, end - begin, codes.data() + begin);
     });
 }
 
 void decode(std::span<const std::uint8_t> codes, Format format, std::span<float> x) {
+    const Call call;
     if (x.size() != codes.size()) throw_value("x must have the length of codes, ", codes.size(), ", got ", x.size());
     check_format(format);
-    const IeeeArithmetic arithmetic;
-    const DequantizeKernels& kernels_here = kernels().dequantize;
-    parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
+    const DequantizeKernels& kernels = call.kernels.dequantize;
+    parallel_for(call, static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
         const float unit = 1;
-        kernels_here.row(format, {.codes = codes.data() + begin,
-                                  .begin = 0,
-                                  .count = end - begin,
-                                  .block = end - begin,
-                                  .scales = &unit,
-                                  .out = x.data() + begin});
+        kernels.row(format, {.codes = codes.data() + begin,
+                             .begin = 0,
+                             .count = end - begin,
+                             .block = end - begin,
+                             .scales = &unit,
+                             .out = x.data() + begin});
     });
 }
 

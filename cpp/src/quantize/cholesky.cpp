@@ -44,7 +44,7 @@ void substitute(const Doubles& turned, std::int64_t n, float* a) {
 
 }  // namespace
 
-bool cholesky(LowerHalf& a) {
+bool cholesky(const Call& call, LowerHalf& a) {
     const std::int64_t n = a.size();
     std::vector<float> product(static_cast<std::size_t>(n * panel));
     Doubles diagonal(static_cast<std::size_t>(panel * panel));
@@ -78,7 +78,7 @@ bool cholesky(LowerHalf& a) {
         for (std::int64_t i = 0; i < width; ++i)
             for (std::int64_t j = 0; j <= i; ++j)
                 a.row(begin + i)[begin + j] = static_cast<float>(diagonal[static_cast<std::size_t>(j * panel + i)]);
-        parallel_for_each(rest - width, 16, [&](std::int64_t i) {
+        parallel_for_each(call, rest - width, 16, [&](std::int64_t i) {
             subtract(width + i);
             substitute(diagonal, width, a.row(begin + width + i) + begin);
         });

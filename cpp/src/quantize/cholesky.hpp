@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "runtime/call.hpp"
+
 namespace breccia::inline v0_4 {
 
 /// The lower half of an (n, n) matrix, row by row in bands that are as wide as their last row is long: hardly more than
@@ -36,6 +38,6 @@ private:
 /// Puts L, lower triangular with L @ transpose(L) = A, in the place of A, a symmetric matrix. False, with `a` spoilt,
 /// where A is not positive definite. Diagonal blocks are factored in float64, the products between them are those of
 /// matmul: the result does not depend on the number of threads.
-bool cholesky(LowerHalf& a);
+bool cholesky(const Call& call, LowerHalf& a);
 
 }  // namespace breccia::inline v0_4

@@ -162,15 +162,15 @@ private:
 };
 
 // Of (second - first) / unit, or of the first alone where both are one operand.
-Magnitudes count_magnitudes(const Operand& first, const Operand& second, bool difference, float unit) {
-    const IeeeArithmetic arithmetic;
-    const KernelTable& table = kernels();
+Magnitudes count_magnitudes(const Call& call, const Operand& first, const Operand& second, bool difference,
+                            float unit) {
+    const KernelTable& table = call.kernels;
     const CompareKernels& compare = table.compare;
     const PairedRows rows(first, second);
     std::mutex adding;
     BinCounts total{};
     std::uint32_t largest = 0;
-    parallel_for(rows.tiles(), 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(call, rows.tiles(), 1, [&](std::int64_t begin, std::int64_t end) {
         BinCounter counter;
         BinCounts counts{};
         std::uint32_t most = 0;
@@ -219,13 +219,13 @@ double Comparison::cosine() const {
 }
 
 Comparison compare(const Operand& reference, const Operand& tensor) {
+    const Call call;
     check_pair(reference, tensor);
-    const IeeeArithmetic arithmetic;
-    const KernelTable& table = kernels();
+    const KernelTable& table = call.kernels;
     const CompareKernels& compare = table.compare;
     const PairedRows rows(reference, tensor);
     std::vector<Partial> partials(static_cast<std::size_t>(rows.tiles()));
-    parallel_for_each(rows.tiles(), 1, [&](std::int64_t tile) {
+    parallel_for_each(call, rows.tiles(), 1, [&](std::int64_t tile) {
         partials[static_cast<std::size_t>(tile)] = compare_tile(rows, tile, table, compare);
     });
     Comparison result;
@@ -252,17 +252,20 @@ Comparison compare(const Operand& reference, const Operand& tensor) {
 }
 
 Magnitudes magnitudes(const Operand& x) {
+    const Call call;
     check_operand(x, "x");
-    return count_magnitudes(x, x, false, 1);
+    return count_magnitudes(call, x, x, false, 1);
 }
 
 Magnitudes error_magnitudes(const Operand& reference, const Operand& tensor, float unit) {
+    const Call call;
     check_pair(reference, tensor);
     if (!(unit > 0) || std::isinf(unit)) throw_value("unit must be positive and finite, got ", unit);
-    return count_magnitudes(reference, tensor, true, unit);
+    return count_magnitudes(call, reference, tensor, true, unit);
 }
 
 std::vector<std::int64_t> count_codes(const ScaledTensor& scaled) {
+    const Call call;
     check_memory(scaled, "scaled");
     const BlockGrid& grid = scaled.grid();
     const Shape batch = batch_shape(scaled.shape());
@@ -271,27 +274,28 @@ std::vector<std::int64_t> count_codes(const ScaledTensor& scaled) {
     std::vector<std::int64_t> total(codes);
     std::mutex adding;
     const std::int64_t grain = std::max<std::int64_t>(1, PairedRows::tile / std::max<std::int64_t>(grid.cols, 1));
-    parallel_for(element_count(batch) * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
-        std::array<std::array<std::int64_t, 256>, 2> bytes{};
-        std::array<std::int64_t, 16> unused{};  // high nibbles that end rows of an odd number of codes
-        ScaledMatrix matrix;
-        for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t row = i % grid.rows;
-            if (i == begin || row == 0) matrix = scaled_matrix(scaled, batch, i / grid.rows);
-            const std::uint8_t* p = matrix.data + row * matrix.row_stride;
-            for (std::int64_t j = 0; j < pieces; ++j)
-                ++bytes[static_cast<std::size_t>(j % 2)][p[j * matrix.col_stride]];
-            if (matrix.packed && grid.cols % 2 != 0) ++unused[p[(pieces - 1) * matrix.col_stride] >> 4U];
-        }
-        const std::lock_guard lock(adding);
-        for (std::size_t byte = 0; byte < 256; ++byte) {
-            const std::int64_t count = bytes[0][byte] + bytes[1][byte];
-            total[byte & (codes - 1)] += count;
-            if (matrix.packed) total[byte >> 4U] += count;
-        }
-        if (matrix.packed)
-            for (std::size_t code = 0; code < unused.size(); ++code) total[code] -= unused[code];
-    });
+    parallel_for(call, pieces == 0 ? 0 : element_count(batch) * grid.rows, grain,
+                 [&](std::int64_t begin, std::int64_t end) {
+                     std::array<std::array<std::int64_t, 256>, 2> bytes{};
+                     std::array<std::int64_t, 16> unused{};  // high nibbles that end rows of an odd number of codes
+                     ScaledMatrix matrix;
+                     for (std::int64_t i = begin; i < end; ++i) {
+                         const std::int64_t row = i % grid.rows;
+                         if (i == begin || row == 0) matrix = scaled_matrix(scaled, batch, i / grid.rows);
+                         const std::uint8_t* p = matrix.data + row * matrix.row_stride;
+                         for (std::int64_t j = 0; j < pieces; ++j)
+                             ++bytes[static_cast<std::size_t>(j % 2)][p[j * matrix.col_stride]];
+                         if (matrix.packed && grid.cols % 2 != 0) ++unused[p[(pieces - 1) * matrix.col_stride] >> 4U];
+                     }
+                     const std::lock_guard lock(adding);
+                     for (std::size_t byte = 0; byte < 256; ++byte) {
+                         const std::int64_t count = bytes[0][byte] + bytes[1][byte];
+                         total[byte & (codes - 1)] += count;
+                         if (matrix.packed) total[byte >> 4U] += count;
+                     }
+                     if (matrix.packed)
+                         for (std::size_t code = 0; code < unused.size(); ++code) total[code] -= unused[code];
+                 });
     return total;
 }
 

@@ -12,18 +12,18 @@
 namespace breccia::inline v0_4 {
 
 void dequantize_into(const ScaledTensor& scaled, const Array& out) {
+    const Call call;
     const Shape& shape = scaled.shape();
     check_memory(scaled, "scaled");
     check_output(out, shape);
     check_no_overlap(out, scaled);
     if (element_count(shape) == 0) return;
-    const IeeeArithmetic arithmetic;
-    const KernelTable& table = kernels();
+    const KernelTable& table = call.kernels;
     const Shape batch = batch_shape(shape);
     const BlockGrid& grid = scaled.grid();
     const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid.cols, 1));
     const bool has_kernel = out.type.dtype() != DType::float64;
-    parallel_for(element_count(batch) * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(call, element_count(batch) * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
         ScaledMatrix matrix;
         OutputMatrix target;

@@ -31,7 +31,8 @@ constexpr std::int64_t batch_cols = 128;  // columns whose remainders feed each 
 // where they are, which may be a file.
 class Moments {
 public:
-    Moments(const Array& moments, const Shape& shape) : moments_(moments), columns_(shape.back()), run_(columns_) {
+    Moments(const Call& call, const Array& moments, const Shape& shape)
+        : call_(call), moments_(moments), columns_(shape.back()), run_(columns_) {
         check_numbers(moments, "moments");
         Shape one{columns_, columns_}, each = batch_shape(shape);
         each.insert(each.end(), one.begin(), one.end());
@@ -50,6 +51,7 @@ public:
             for (std::int64_t first = 0; first < columns_; first += run_) check(index, first);
     }
 
+    [[nodiscard]] const Call& call() const { return call_; }
     [[nodiscard]] std::int64_t count() const { return element_count(batch_); }
     // Columns of a run; nothing is known between those of two.
     [[nodiscard]] std::int64_t run() const { return run_; }
@@ -78,7 +80,7 @@ private:
         std::vector<float> scratch;
         const NumberMatrix m = matrix(index, first);
         for (std::int64_t i = 0; i < run_; ++i) {
-            const float* row = m.read(kernels(), i, 0, run_, scratch);
+            const float* row = m.read(call_.kernels, i, 0, run_, scratch);
             for (std::int64_t j = 0; j < run_; ++j)
                 if (!is_finite(row[j])) throw_value("moments must be finite, got ", row[j]);
             if (row[i] < 0) throw_value("moments must not be negative on the diagonal, got ", row[i]);
@@ -86,6 +88,7 @@ private:
         }
     }
 
+    const Call& call_;
     const Array& moments_;
     std::int64_t columns_, run_;
     Shape batch_;
@@ -147,7 +150,7 @@ private:
                 for (std::int64_t i = 0; i < into.size(); ++i) std::fill_n(into.row(i), i + 1, 0.0F);
             for (std::int64_t at_col = first(group); at_col < first(group) + into.size(); at_col += moments_.run())
                 put_run(into, at_col, std::span(place).subspan(at(at_col), at(moments_.run())));
-            if (!cholesky(into)) return false;
+            if (!cholesky(moments_.call(), into)) return false;
         }
         return true;
     }
@@ -157,10 +160,10 @@ private:
     void put_run(LowerHalf& into, std::int64_t first, std::span<const std::int64_t> place) const {
         const NumberMatrix moments = moments_.matrix(index_, first);
         const double added = damp_ * mean_;
-        parallel_for(moments_.run(), 16, [&](std::int64_t begin, std::int64_t end) {
+        parallel_for(moments_.call(), moments_.run(), 16, [&](std::int64_t begin, std::int64_t end) {
             std::vector<float> scratch;
             for (std::int64_t row = begin; row < end; ++row) {
-                const float* given = moments.read(kernels(), row, 0, row + 1, scratch);
+                const float* given = moments.read(moments_.call().kernels, row, 0, row + 1, scratch);
                 const std::int64_t i = place[at(row)];
                 for (std::int64_t col = 0; col < row; ++col) {
                     const std::int64_t j = place[at(col)];
@@ -187,7 +190,8 @@ private:
 class OneCode {
 public:
     // `out` holds what a cast of a tensor of that shape and amax gave.
-    OneCode(const Recipe& recipe, const Shape& shape, const CastOutput& out, float amax)
+    OneCode(const ImportanceKernels& kernels, const Recipe& recipe, const Shape& shape, const CastOutput& out,
+            float amax)
         : grid_(recipe.layout.grid(shape)),
           format_(info(recipe.element)),
           packed_(is_packed(recipe.element)),
@@ -200,7 +204,7 @@ public:
         ScaleParams params{.rule = recipe.rule, .type = recipe.scale, .two_level = recipe.two_level};
         if (recipe.two_level) set_global_levels(params, amax);
         CodedScales coded{};
-        if (multiply_) kernels().importance.coded_scales(params, coded);
+        if (multiply_) kernels.coded_scales(params, coded);
         for (std::int64_t i = 0; i < count; ++i) {
             if (multiply_) {
                 const std::uint8_t code = out.scale.as<std::uint8_t>()[i];
@@ -268,7 +272,7 @@ private:
 class OnLevels {
 public:
     explicit OnLevels(const LevelCodes& levels) : levels_(levels), run_(levels.codes.shape[1] / levels.scale.shape[1]) {
-        const float* values = levels.levels.as<float>();
+        const float* values = levels.levels.as<const float>();
         for (std::int64_t i = 1; i < element_count(levels.levels.shape); ++i)
             middles_.push_back((values[i - 1] + values[i]) / 2);
     }
@@ -276,12 +280,12 @@ public:
     // As OneCode's. An element whose scale is zero keeps its code.
     float put(std::int64_t, std::int64_t row, std::int64_t col, float x, float added) const {
         const std::int64_t block = row * levels_.scale.shape[1] + col / run_;
-        const float scale = levels_.scale.as<float>()[block], offset = levels_.offset.as<float>()[block];
+        const float scale = levels_.scale.as<const float>()[block], offset = levels_.offset.as<const float>()[block];
         std::uint8_t& code = levels_.codes.as<std::uint8_t>()[row * levels_.codes.shape[1] + col];
         if (scale != 0)
             code = static_cast<std::uint8_t>(std::ranges::upper_bound(middles_, (x + added - offset) / scale) -
                                              middles_.begin());
-        return x - (scale * levels_.levels.as<float>()[code] + offset);
+        return x - (scale * levels_.levels.as<const float>()[code] + offset);
     }
 
 private:
@@ -294,9 +298,10 @@ private:
 template <typename Codec>
 class Rounding {
 public:
-    Rounding(const Feed& feed, std::int64_t group, const Codec& codec, std::int64_t matrix, std::int64_t first,
-             std::int64_t rows)
-        : feed_(feed),
+    Rounding(const Call& call, const Feed& feed, std::int64_t group, const Codec& codec, std::int64_t matrix,
+             std::int64_t first, std::int64_t rows)
+        : call_(call),
+          feed_(feed),
           codec_(codec),
           group_(group),
           matrix_(matrix),
@@ -308,11 +313,11 @@ public:
           fed_(at(rows_ * batch_cols)) {}
 
     void run(const NumberMatrix& w) {
-        parallel_for(rows_, 16, [&](std::int64_t first, std::int64_t last) {
+        parallel_for(call_, rows_, 16, [&](std::int64_t first, std::int64_t last) {
             std::vector<float> scratch;
             for (std::int64_t row = first; row < last; ++row) {
                 const std::int64_t begin = feed_.first(group_);
-                const float* values = w.read(kernels(), first_ + row, begin, cols_, scratch);
+                const float* values = w.read(call_.kernels, first_ + row, begin, cols_, scratch);
                 for (std::int64_t c = 0; c < cols_; ++c)
                     x_[at(row * cols_ + c)] = values[feed_.column(group_, c) - begin];
             }
@@ -328,7 +333,7 @@ public:
                 matmul_into(remainders, Array::borrow(shares_.data(), DType::float32, {begin, width}),
                             Array::borrow(fed_.data(), DType::float32, {rows_, width}));
             }
-            parallel_for_each(rows_, std::max<std::int64_t>(1, (1 << 12) / width),
+            parallel_for_each(call_, rows_, std::max<std::int64_t>(1, (1 << 12) / width),
                               [&](std::int64_t row) { round_row(row, begin, width); });
         }
     }
@@ -347,6 +352,7 @@ private:
         }
     }
 
+    const Call& call_;
     const Feed& feed_;
     const Codec& codec_;
     std::int64_t group_, matrix_, first_, rows_, cols_;
@@ -376,7 +382,7 @@ GptqReport feed_forward(const Array& w, const Moments& given, const Codec& codec
         for (std::int64_t group = 0; group < feed->groups(); ++group) {
             const std::int64_t band = std::max<std::int64_t>(256, band_floats / feed->size(group));
             for (std::int64_t first = 0; first < rows; first += band)
-                Rounding(*feed, group, codec, matrix, first, std::min(band, rows - first)).run(m);
+                Rounding(given.call(), *feed, group, codec, matrix, first, std::min(band, rows - first)).run(m);
         }
     }
     return report;
@@ -389,15 +395,16 @@ void check_weights(const Array& w, const GptqOptions& options) {
     check_numbers(w, "w");
 }
 
-float largest_magnitude(const Array& w) {
+float largest_magnitude(const KernelTable& kernels, const Array& w) {
     const Shape batch = batch_shape(w.shape);
     std::vector<float> scratch;
     std::uint32_t bits = 0;
+    if (w.size() == 0) return 0;  // of any number of rows
     for (std::int64_t matrix = 0; matrix < element_count(batch); ++matrix) {
         const NumberMatrix m = number_matrix(w, -1, batch, matrix);
         for (std::int64_t row = 0; row < m.rows; ++row)
-            bits = std::max(
-                bits, kernels().quantize.stats(m.read(kernels(), row, 0, m.cols, scratch), m.cols, false).amax_bits);
+            bits = std::max(bits,
+                            kernels.quantize.stats(m.read(kernels, row, 0, m.cols, scratch), m.cols, false).amax_bits);
     }
     return float_from_bits(bits);
 }
@@ -406,20 +413,21 @@ float largest_magnitude(const Array& w) {
 
 GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
                      const GptqOptions& options) {
+    const Call call;
     check_weights(w, options);
     if (recipe.is_expanded()) throw_value("gptq needs a recipe without exponents, got ", recipe.name);
-    const Moments given(moments, w.shape);
+    const Moments given(call, moments, w.shape);
     check_output(out, plan_cast(w.shape, recipe), recipe);
     check_no_overlap(out, moments);  // which are read after the cast has written
     CastOptions nearest;
     nearest.importance = given.diagonals();
     cast_into(w, recipe, out, nearest);
-    const IeeeArithmetic arithmetic;
-    return feed_forward(w, given, OneCode(recipe, w.shape, out, recipe.two_level ? largest_magnitude(w) : 0.0F),
-                        options);
+    const float amax = recipe.two_level ? largest_magnitude(call.kernels, w) : 0.0F;
+    return feed_forward(w, given, OneCode(call.kernels.importance, recipe, w.shape, out, amax), options);
 }
 
 GptqReport gptq_into(const Array& w, const Array& moments, const LevelCodes& levels, const GptqOptions& options) {
+    const Call call;
     check_weights(w, options);
     const Shape &shape = w.shape, &runs = levels.scale.shape;
     for (const Array* one : {&levels.scale, &levels.offset, &levels.levels, &levels.codes})
@@ -432,14 +440,13 @@ GptqReport gptq_into(const Array& w, const Array& moments, const LevelCodes& lev
         throw_value("scale must be (N, K / run) for w of shape ", shape, ", got shape ", runs);
     if (levels.offset.shape != runs) throw_value("offset must be ", runs, " as scale is, got ", levels.offset.shape);
     const auto count = static_cast<std::size_t>(element_count(levels.levels.shape));
-    const std::span<const float> values(levels.levels.as<float>(), count);
+    const std::span<const float> values(levels.levels.as<const float>(), count);
     if (count < 1 || count > 256 || !std::ranges::is_sorted(values))
         throw_value("levels must be 1 to 256 numbers in rising order, got ", count);
     const std::span<const std::uint8_t> codes(levels.codes.as<std::uint8_t>(), at(element_count(shape)));
     if (std::ranges::any_of(codes, [&](std::uint8_t code) { return code >= count; }))
         throw_value("codes must be less than the ", count, " levels");
-    const IeeeArithmetic arithmetic;
-    return feed_forward(w, Moments(moments, shape), OnLevels(levels), options);
+    return feed_forward(w, Moments(call, moments, shape), OnLevels(levels), options);
 }
 
 ScaledTensor gptq(const Array& w, const Array& moments, const Recipe& recipe, const GptqOptions& options,

@@ -36,7 +36,8 @@ private:
 
 }  // namespace
 
-ColumnWeights::ColumnWeights(const Array& importance, const Shape& shape) : columns_(shape.back()) {
+ColumnWeights::ColumnWeights(const KernelTable& kernels, const Array& importance, const Shape& shape)
+    : columns_(shape.back()) {
     check_numbers(importance, "importance");
     Shape each = shape.size() > 2 ? batch_shape(shape) : Shape{};
     each.push_back(columns_);
@@ -52,7 +53,7 @@ ColumnWeights::ColumnWeights(const Array& importance, const Shape& shape) : colu
     const Shape batch = batch_shape(rows_of_one.shape);
     std::vector<float> scratch;
     for (std::int64_t r = 0; r < rows; ++r) {
-        const float* h = number_matrix(rows_of_one, -1, batch, r).read(kernels(), 0, 0, columns_, scratch);
+        const float* h = number_matrix(rows_of_one, -1, batch, r).read(kernels, 0, 0, columns_, scratch);
         std::copy_n(h, columns_, weights_.data() + r * columns_);
     }
     Mean all;
@@ -83,7 +84,7 @@ WeightedChoice::WeightedChoice(const RowSource& source, const Array& importance,
       kernels_(source.kernels()),
       format_(kernels_[recipe.element]),
       element_(recipe.element),
-      weights_(importance, shape),
+      weights_(kernels_, importance, shape),
       grid_(code_grid(recipe.element)),
       given_(params) {}
 

@@ -17,7 +17,7 @@ public:
     /// What is zero or not finite in `importance`, whose shape is (K,) or that of the batch and K, takes the mean of
     /// its column over the batch, else the mean of all, else 1. Throws Error where the shape is another or a number is
     /// negative.
-    ColumnWeights(const Array& importance, const Shape& shape);
+    ColumnWeights(const KernelTable& kernels, const Array& importance, const Shape& shape);
 
     /// Of the columns from `col` on.
     [[nodiscard]] const float* of(std::int64_t matrix, std::int64_t col) const {

@@ -30,7 +30,7 @@ PairedRows::PairedRows(const Operand& first, const Operand& second) : first_(fir
     rows_ = shape.size() < 2 ? 1 : shape[shape.size() - 2];
     if (axis_ == -2) std::swap(rows_, cols_);
     runs_of_a_row_ = (cols_ + run - 1) / run;
-    runs_ = element_count(batch_) * rows_ * runs_of_a_row_;
+    runs_ = runs_of_a_row_ == 0 ? 0 : element_count(batch_) * rows_ * runs_of_a_row_;
     runs_of_a_tile_ = std::max<std::int64_t>(1, tile / std::clamp<std::int64_t>(cols_, 1, run));
 }
 

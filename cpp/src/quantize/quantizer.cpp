@@ -228,7 +228,7 @@ private:
         const std::int64_t per_unit = std::max<std::int64_t>(1, std::min(grid_.block_rows, grid_.rows) * grid_.cols);
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / per_unit);
         const std::int64_t step = std::max<std::int64_t>(1, piece_cols / std::max<std::int64_t>(1, grid_.block_cols));
-        parallel_for(walk_.matrices * grid_rows, grain, [&](std::int64_t begin, std::int64_t end) {
+        parallel_for(walk_.source.call(), walk_.matrices * grid_rows, grain, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
             std::vector<BlockScale> scales;
             for (std::int64_t i = begin; i < end; ++i) {
@@ -335,7 +335,6 @@ ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, 
 
 void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
               const CastOptions& options) {
-    const IeeeArithmetic arithmetic;
     Quantizer(source, shape, recipe, out, options).run();
 }
 

@@ -31,11 +31,12 @@ bool copied(const ScaledTensor& scaled, const CastOutput& out) {
 }  // namespace
 
 void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out) {
+    const Call call;
     check_memory(scaled, "scaled");
     check_output(out, plan_cast(scaled.shape(), recipe), recipe);
     check_no_overlap(out, scaled);
     if (changes_nothing(scaled, recipe) && copied(scaled, out)) return;
-    quantize(StoredBlocks(scaled, recipe), scaled.shape(), recipe, out);
+    quantize(StoredBlocks(call, scaled, recipe), scaled.shape(), recipe, out);
 }
 
 ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe) {

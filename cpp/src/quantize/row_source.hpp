@@ -28,8 +28,9 @@ public:
     RowSource(const RowSource&) = delete;
     RowSource& operator=(const RowSource&) = delete;
     virtual ~RowSource() = default;
-    /// The kernels of the verb, which it takes once.
-    [[nodiscard]] const KernelTable& kernels() const { return kernels_; }
+    /// The verb's.
+    [[nodiscard]] const Call& call() const { return call_; }
+    [[nodiscard]] const KernelTable& kernels() const { return call_.kernels; }
     /// Elements [begin, begin + n) of a row, valid until the next call with the same scratch.
     virtual const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
                               Scratch& scratch) const = 0;
@@ -57,11 +58,10 @@ public:
     [[nodiscard]] const StoredBlocks* stored() const { return stored_; }
 
 protected:
-    explicit RowSource(const KernelTable& kernels, const StoredBlocks* stored = nullptr)
-        : kernels_(kernels), stored_(stored) {}
+    explicit RowSource(const Call& call, const StoredBlocks* stored = nullptr) : call_(call), stored_(stored) {}
 
 private:
-    const KernelTable& kernels_;
+    const Call& call_;
     const StoredBlocks* stored_;
 };
 
@@ -79,7 +79,7 @@ struct BlockWalk {
     void for_each_row(F body) const {
         if (grid.cols == 0) return;  // of any number of rows
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / grid.cols);
-        parallel_for(matrices * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+        parallel_for(source.call(), matrices * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
             for (std::int64_t i = begin; i < end; ++i)
                 body(BlockRange{i / grid.rows, i % grid.rows, i % grid.rows + 1, 0, grid.cols, 1}, scratch);

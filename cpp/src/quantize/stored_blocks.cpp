@@ -5,8 +5,8 @@
 
 namespace breccia::inline v0_4 {
 
-StoredBlocks::StoredBlocks(const ScaledTensor& scaled, const Recipe& recipe)
-    : RowSource(breccia::kernels(), this),
+StoredBlocks::StoredBlocks(const Call& call, const ScaledTensor& scaled, const Recipe& recipe)
+    : RowSource(call, this),
       axis_(scaled.layout().axis),
       one_scale_(scaled.scale().size() == 1 && (!scaled.global_scale() || scaled.global_scale()->size() == 1)) {
     const Shape batch = batch_shape(scaled.shape());

@@ -14,7 +14,7 @@ namespace breccia::inline v0_4 {
 class StoredBlocks final : public RowSource {
 public:
     /// `recipe`: what the tensor is quantized to.
-    StoredBlocks(const ScaledTensor& scaled, const Recipe& recipe);
+    StoredBlocks(const Call& call, const ScaledTensor& scaled, const Recipe& recipe);
 
     const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
                       Scratch& scratch) const override;

@@ -32,7 +32,6 @@ constexpr std::int64_t most_moves = lost_bit / rounded_bit - 1;
 class Shifts {
 public:
     explicit Shifts(const FormatInfo& format) {
-        const IeeeArithmetic arithmetic;
         const int steps = static_cast<int>(std::log2(format.max / format.smallest)) + 3;
         for (int d = 0; d < steps; ++d) moves_.push_back(moves_by(d, format));
     }
@@ -63,7 +62,7 @@ private:
 const Shifts& shifts_of(Format format) {
     static constexpr auto makers = Codecs::map([]<Codec C>() {
         return +[]() -> const Shifts& {
-            static const Shifts shifts(info(format_of<C>));
+            static const Shifts& shifts = *new Shifts(info(format_of<C>));  // for verbs that run while the process ends
             return shifts;
         };
     });
@@ -212,6 +211,7 @@ Shape transpose_shape(const ScaledTensor& scaled) {
 }
 
 TransposeReport transpose_into(const ScaledTensor& scaled, const CastOutput& out) {
+    const Call call;
     check_memory(scaled, "scaled");
     const std::int64_t group = checked_group(scaled), rows = scaled.shape()[0], columns = scaled.shape()[1];
     const FormatInfo& element = info(scaled.recipe().element);
@@ -222,7 +222,7 @@ TransposeReport transpose_into(const ScaledTensor& scaled, const CastOutput& out
         throw_value("scaled must have scales that are numbers, as ", element.name, " has no code for NaN");
     const std::int64_t bands = rows / group, tiles = bands * (columns / group);
     std::atomic<std::int64_t> rounded = 0, lost = 0;
-    parallel_for(tiles, std::max<std::int64_t>(1, parallel_grain / (group * group)),
+    parallel_for(call, tiles, std::max<std::int64_t>(1, parallel_grain / (group * group)),
                  [&](std::int64_t begin, std::int64_t end) {
                      Turning turning(scaled, group, out);
                      for (std::int64_t i = begin; i < end; ++i) turning.tile(i % bands * group, i / bands);

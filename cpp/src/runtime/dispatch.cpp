@@ -10,7 +10,7 @@
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
 #include "contract/kernel_table.hpp"
-#include "runtime/threads.hpp"
+#include "runtime/call.hpp"
 
 #if defined(__x86_64__)
 #define BRECCIA_X86 1
@@ -286,12 +286,10 @@ const KernelTable* find_backend(std::string_view name, const std::string& who) {
 
 // Read with acquire and written with release: a table that was filled at run time comes with what is in it.
 std::atomic<const KernelTable*> chosen{nullptr};
-thread_local const KernelTable* chosen_here = nullptr;
 
 }  // namespace
 
-const KernelTable& kernels() {
-    if (chosen_here != nullptr) return *chosen_here;
+const KernelTable& Call::chosen_kernels() {
     const KernelTable* table = chosen.load(std::memory_order_acquire);
     if (table == nullptr) {
         const char* forced = std::getenv("BRECCIA_CPU");
@@ -301,17 +299,17 @@ const KernelTable& kernels() {
     return *table;
 }
 
-BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {
-    chosen_here = find_backend(name, "backend");
+BackendScope::BackendScope(std::string_view name) : previous_(this_thread.kernels) {
+    this_thread.kernels = find_backend(name, "backend");
 }
-BackendScope::~BackendScope() { chosen_here = static_cast<const KernelTable*>(previous_); }
+BackendScope::~BackendScope() { this_thread.kernels = static_cast<const KernelTable*>(previous_); }
 
 void set_backend(std::string_view name) {
     chosen.store(name.empty() ? best_backend() : find_backend(name, "backend"), std::memory_order_release);
 }
 
 CpuInfo cpu_info() {
-    CpuInfo info{.backend = std::string(kernels().name),
+    CpuInfo info{.backend = std::string(Call().kernels.name),
                  .supported = {},
                  .left_out = {},
                  .features = {},

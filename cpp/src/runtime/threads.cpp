@@ -30,6 +30,9 @@
 #endif
 
 namespace breccia::inline v0_4 {
+
+thread_local constinit ThreadState this_thread;
+
 namespace {
 
 int available_processors() {
@@ -50,10 +53,7 @@ int initial_threads() {
     return count;
 }
 
-std::atomic<int>& thread_limit() {
-    static std::atomic<int> limit{initial_threads()};
-    return limit;
-}
+constinit std::atomic<int> thread_limit{0};  // 0: not asked for yet
 
 std::atomic<void (*)()> interrupt_check{nullptr};
 
@@ -80,31 +80,38 @@ private:
     Clock::time_point began_;
 };
 
-thread_local bool inside_parallel = false;
-
-// That this thread works on a job, so that what it calls does not share out work of its own.
+// That this thread works on a job: it has the surroundings of the call whose job it is.
 class Inside {
 public:
-    Inside() { inside_parallel = true; }
-    ~Inside() { inside_parallel = before_; }
+    explicit Inside(const Call& call) {
+        this_thread.kernels = &call.kernels;
+        this_thread.in_job = true;
+    }
+    ~Inside() {
+        this_thread.kernels = kernels_before_;
+        this_thread.in_job = in_job_before_;
+    }
     Inside(const Inside&) = delete;
     Inside& operator=(const Inside&) = delete;
 
 private:
-    bool before_ = inside_parallel;
+    IeeeArithmetic arithmetic_;  // a new thread has the modes of the one that started it
+    MemoryScope memory_;
+    const KernelTable* kernels_before_ = this_thread.kernels;
+    bool in_job_before_ = this_thread.in_job;
 };
 
 // Ranges are handed out by an atomic counter to whoever asks, smaller and smaller ones, so that all threads end at
 // about the same time.
 class Job {
 public:
-    Job(int threads, std::int64_t count, std::int64_t grain, RangeBody body)
-        : body_(body), count_(count), grain_(grain), threads_(threads) {}
+    Job(const Call& call, int threads, std::int64_t count, std::int64_t grain, RangeBody body)
+        : call_(call), body_(body), count_(count), grain_(grain), threads_(threads) {}
 
     // Works until no range is left.
     template <class Check>
     void take_ranges(Check check_between) {
-        const Inside inside;
+        const Inside inside(call_);
         RangeLength length(count_, grain_);
         for (;; length.next()) {
             const auto end_of = [&](std::int64_t begin) {
@@ -132,6 +139,7 @@ public:
     }
 
 private:
+    const Call& call_;
     RangeBody body_;
     std::int64_t count_, grain_, threads_;
     std::atomic<std::int64_t> next_{0};
@@ -183,7 +191,7 @@ private:
     }
 
     void work(std::uint64_t seen) {
-        const IeeeArithmetic arithmetic;  // for good: a new thread has the modes of the one that started it
+        const MemoryScope memory;  // for good
         std::unique_lock lock(mutex_);
         while (true) {
             wake_.wait(lock, [&] { return stopping_ || (jobs_ != seen && seats_ > 0); });
@@ -208,38 +216,8 @@ private:
     bool stopping_ = false;
 };
 
-// The caller's executor, shared by the calls that are under way with it.
-class OtherThreads {
-public:
-    void set(Executor executor) {
-        std::shared_ptr<const Executor> next;
-        if (executor) next = std::make_shared<const Executor>(std::move(executor));
-        const std::lock_guard lock(mutex_);
-        present_ = next != nullptr;
-        executor_.swap(next);
-    }
-    std::shared_ptr<const Executor> get() {
-        if (!present_) return nullptr;
-        const std::lock_guard lock(mutex_);
-        return executor_;
-    }
-
-private:
-    std::mutex mutex_;
-    std::atomic<bool> present_{false};
-    std::shared_ptr<const Executor> executor_;
-};
-
-OtherThreads& other_threads() {
-    static auto* threads = new OtherThreads;  // never destroyed: a verb may run while the process ends
-    return *threads;
-}
-
 void run_with(const Executor& executor, int threads, Job& job) {
-    const auto task = [&job](int) {
-        const IeeeArithmetic arithmetic;
-        job.take_ranges([] {});
-    };
+    const auto task = [&job](int) { job.take_ranges([] {}); };
     try {
         executor(threads - 1, task);
     } catch (...) {
@@ -250,21 +228,30 @@ void run_with(const Executor& executor, int threads, Job& job) {
     job.rethrow();
 }
 
-struct SharedPool {
+// What calls share: the pool, or the caller's executor.
+struct Shared {
     std::mutex in_use;  // held by the call that uses the pool; whoever finds it held runs on its own thread alone
     Pool pool;
+
+    std::mutex of_executor;
+    std::atomic<bool> has_executor{false};
+    std::shared_ptr<const Executor> executor;  // of the calls that are under way with it, too
 };
 
-// A forked child has none of its parent's threads, so it starts a pool of its own, under a mutex of its own: the
-// parent's may be held by a thread that the child does not have. Nothing waits for the parent's work before a fork,
-// which may itself wait for the forking thread, in Python for the lock that it holds.
-std::atomic<SharedPool*>& shared_pool() {
-    static std::atomic<SharedPool*> shared{new SharedPool};
+// Never destroyed: a verb may run while the process ends. A forked child has none of its parent's threads, neither
+// those of the pool nor the caller's, so it begins anew, with mutexes of its own: the parent's may be held by a thread
+// that the child does not have. Nothing waits for the parent's work before a fork, which may itself wait for the
+// forking thread, in Python for the lock that it holds.
+constinit std::atomic<Shared*> all_shared{nullptr};
 #if !defined(_WIN32)
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { shared = new SharedPool; });
-    static_cast<void>(registered);
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { all_shared = nullptr; });
 #endif
-    return shared;
+
+Shared& shared() {
+    if (Shared* found = all_shared) return *found;
+    auto made = std::make_unique<Shared>();
+    Shared* found = nullptr;
+    return all_shared.compare_exchange_strong(found, made.get()) ? *made.release() : *found;
 }
 
 constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
@@ -280,36 +267,66 @@ std::align_val_t alignment_of(std::size_t bytes) {
 
 void release(const WorkBlock& block) noexcept { ::operator delete(block.data, alignment_of(block.bytes)); }
 
+}  // namespace
+
 // Blocks given back, the oldest first.
-struct Kept {
+struct KeptBlocks {
     std::vector<WorkBlock> blocks;
     std::size_t bytes = 0;
-    Kept() = default;
-    Kept(const Kept&) = delete;
-    Kept& operator=(const Kept&) = delete;
-    ~Kept() { std::ranges::for_each(blocks, release); }
+    KeptBlocks() = default;
+    KeptBlocks(const KeptBlocks&) = delete;
+    KeptBlocks& operator=(const KeptBlocks&) = delete;
+    ~KeptBlocks() { std::ranges::for_each(blocks, release); }
 };
-thread_local Kept kept;
+
+namespace {
+
+// What calls have left for those to come, on whatever thread: never destroyed, as a verb may run while the process
+// ends. A thread looks first where it left its own.
+constexpr std::size_t places = 64;
+constinit std::atomic<KeptBlocks*> left[places];
+thread_local constinit std::size_t own_place = 0;
+
+KeptBlocks* take_kept() {
+    for (std::size_t i = 0; i < places; ++i) {
+        std::atomic<KeptBlocks*>& place = left[(own_place + i) % places];
+        if (place.load(std::memory_order_relaxed) == nullptr) continue;
+        if (KeptBlocks* found = place.exchange(nullptr, std::memory_order_acquire)) return found;
+    }
+    return new KeptBlocks;
+}
 
 }  // namespace
 
-void set_num_threads(int count) {
-    if (count < 1) throw_value("count must be >= 1, got " + std::to_string(count));
-    thread_limit() = count;
+Call::Call() : before_(this_thread.kernels), kernels(before_ != nullptr ? *before_ : chosen_kernels()) {
+    if (Shared& all = shared(); all.has_executor) {
+        const std::lock_guard lock(all.of_executor);
+        executor_ = all.executor;
+    }
+    this_thread.kernels = &kernels;
 }
 
-int num_threads() { return thread_limit(); }
+void set_num_threads(int count) {
+    if (count < 1) throw_value("count must be >= 1, got " + std::to_string(count));
+    thread_limit = count;
+}
 
-void parallel_for(std::int64_t count, std::int64_t grain, RangeBody body) {
+int num_threads() {
+    int limit = thread_limit;
+    if (limit == 0 && thread_limit.compare_exchange_strong(limit, initial_threads())) return thread_limit;
+    return limit;
+}
+
+void parallel_for(const Call& call, std::int64_t count, std::int64_t grain, RangeBody body) {
     if (count <= 0) return;
     grain = std::clamp<std::int64_t>(grain, 1, count);
     const int threads = static_cast<int>(std::min<std::int64_t>(num_threads(), (count - 1) / grain + 1));
-    if (threads > 1 && !inside_parallel) {
-        Job job(threads, count, grain, body);
-        if (const auto executor = other_threads().get()) return run_with(*executor, threads, job);
-        SharedPool& shared = *shared_pool();
-        const std::unique_lock lock(shared.in_use, std::try_to_lock);
-        if (lock) return shared.pool.run(threads, job);
+    if (threads > 1 && !this_thread.in_job) {
+        Job job(call, threads, count, grain, body);
+        if (const Executor* executor = call.executor()) return run_with(*executor, threads, job);
+        Shared& all = shared();
+        const std::unique_lock lock(all.in_use, std::try_to_lock);
+        if (lock) return all.pool.run(threads, job);
     }
     RangeLength length(count, grain);
     for (std::int64_t begin = 0;;) {
@@ -322,17 +339,24 @@ void parallel_for(std::int64_t count, std::int64_t grain, RangeBody body) {
     }
 }
 
-void for_each_large(std::int64_t count, FunctionRef<std::int64_t> body) {
-    parallel_for_each(count, count >= 4 * num_threads() ? 1 : count, body);
+void for_each_large(const Call& call, std::int64_t count, FunctionRef<std::int64_t> body) {
+    parallel_for_each(call, count, count >= 4 * num_threads() ? 1 : count, body);
 }
 
-void set_executor(Executor executor) { other_threads().set(std::move(executor)); }
+void set_executor(Executor executor) {
+    auto next = executor ? std::make_shared<const Executor>(std::move(executor)) : nullptr;
+    Shared& all = shared();
+    const std::lock_guard lock(all.of_executor);
+    all.has_executor = next != nullptr;
+    all.executor.swap(next);
+}
 
 void shutdown() {
-    if (inside_parallel) throw_value("shutdown() must not be called from within a verb");
-    SharedPool& shared = *shared_pool();
-    const std::lock_guard lock(shared.in_use);
-    shared.pool.stop();
+    if (this_thread.in_job) throw_value("shutdown() must not be called from within a verb");
+    Shared& all = shared();
+    const std::lock_guard lock(all.in_use);
+    all.pool.stop();
+    for (std::atomic<KeptBlocks*>& place : left) delete place.exchange(nullptr, std::memory_order_acquire);
 }
 
 void set_interrupt_check(void (*check)()) { interrupt_check = check; }
@@ -348,20 +372,36 @@ void check_interrupt() {
     check();
 }
 
+void MemoryScope::give_memory() noexcept {
+    KeptBlocks* memory = std::exchange(this_thread.memory, nullptr);
+    for (std::size_t i = 0; i < places; ++i) {
+        const std::size_t place = (own_place + i) % places;
+        KeptBlocks* none = nullptr;
+        if (!left[place].compare_exchange_strong(none, memory, std::memory_order_release, std::memory_order_relaxed))
+            continue;
+        own_place = place;
+        return;
+    }
+    delete memory;
+}
+
 WorkBlock take_work_block(std::size_t bytes) {
     bytes = bytes >= worth_a_huge_page ? round_up(bytes, huge_page) : round_up(std::max(bytes, page), page);
-    auto best = kept.blocks.end();
-    for (auto it = kept.blocks.begin(); it != kept.blocks.end(); ++it)
-        if (it->bytes >= bytes && it->bytes <= 2 * bytes && (best == kept.blocks.end() || it->bytes < best->bytes))
-            best = it;
-    if (best != kept.blocks.end()) {
-        const WorkBlock block = *best;
-        kept.blocks.erase(best);
-        kept.bytes -= block.bytes;
-        return block;
+    if (this_thread.memory == nullptr && this_thread.memory_users > 0) this_thread.memory = take_kept();
+    if (KeptBlocks* kept = this_thread.memory) {
+        auto best = kept->blocks.end();
+        for (auto it = kept->blocks.begin(); it != kept->blocks.end(); ++it)
+            if (it->bytes >= bytes && it->bytes <= 2 * bytes && (best == kept->blocks.end() || it->bytes < best->bytes))
+                best = it;
+        if (best != kept->blocks.end()) {
+            const WorkBlock block = *best;
+            kept->blocks.erase(best);
+            kept->bytes -= block.bytes;
+            return block;
+        }
+        // Room to be given back in, so that giving back cannot fail; first, as it may throw.
+        kept->blocks.reserve(kept->blocks.size() + 16);
     }
-    // Room to be given back in, so that giving back cannot fail; first, as it may throw.
-    kept.blocks.reserve(kept.blocks.size() + 16);
     const WorkBlock block{.data = ::operator new(bytes, alignment_of(bytes)), .bytes = bytes};
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (bytes >= huge_page) madvise(block.data, bytes, MADV_HUGEPAGE);  // advice: it may be refused
@@ -371,13 +411,15 @@ WorkBlock take_work_block(std::size_t bytes) {
 
 void give_work_block(WorkBlock block) noexcept {
     if (block.data == nullptr) return;
-    if (block.bytes > most_kept || kept.blocks.size() == kept.blocks.capacity()) return release(block);
-    kept.blocks.push_back(block);
-    kept.bytes += block.bytes;
-    while (kept.bytes > most_kept) {
-        kept.bytes -= kept.blocks.front().bytes;
-        release(kept.blocks.front());
-        kept.blocks.erase(kept.blocks.begin());
+    KeptBlocks* kept = this_thread.memory;
+    if (kept == nullptr || block.bytes > most_kept || kept->blocks.size() == kept->blocks.capacity())
+        return release(block);
+    kept->blocks.push_back(block);
+    kept->bytes += block.bytes;
+    while (kept->bytes > most_kept) {
+        kept->bytes -= kept->blocks.front().bytes;
+        release(kept->blocks.front());
+        kept->blocks.erase(kept->blocks.begin());
     }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pool of threads, and each thread's mode of arithmetic and working memory.
+// Work that is shared out among threads, the pool's or the caller's executor's, and working memory, which outlasts
+// calls.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
+#include "runtime/call.hpp"
 
 namespace breccia::inline v0_4 {
 
@@ -38,19 +37,19 @@ using RangeBody = FunctionRef<std::int64_t, std::int64_t>;
 /// pays. The caller's thread takes part. An exception thrown by a body is rethrown here. Nested calls, and calls made
 /// while another thread's is under way, run on the calling thread alone. Where the system refuses threads, those that
 /// there are do the work.
-void parallel_for(std::int64_t count, std::int64_t grain, RangeBody body);
+void parallel_for(const Call& call, std::int64_t count, std::int64_t grain, RangeBody body);
 
 /// Calls body(i) for each i of these ranges.
 template <class Body>
-void parallel_for_each(std::int64_t count, std::int64_t grain, const Body& body) {
-    parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+void parallel_for_each(const Call& call, std::int64_t count, std::int64_t grain, const Body& body) {
+    parallel_for(call, count, grain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) body(i);
     });
 }
 
 /// Calls body(i) for i in [0, count), each work that is parallel inside: many are shared out whole, and what is
 /// parallel inside then runs on its thread; a few come one by one.
-void for_each_large(std::int64_t count, FunctionRef<std::int64_t> body);
+void for_each_large(const Call& call, std::int64_t count, FunctionRef<std::int64_t> body);
 
 /// Calls what set_interrupt_check() was given, unless it did so within the last 50 ms. parallel_for does between
 /// ranges.
@@ -58,8 +57,8 @@ void check_interrupt();
 
 inline constexpr std::size_t cache_line = 64;
 
-/// Uninitialized memory, at least `bytes` of it. A thread keeps what it gave back for its next call: fresh pages cost a
-/// fault each, a microsecond on virtual machines. Large blocks lie on huge pages where the system has them, so that
+/// Uninitialized memory, at least `bytes` of it. What is given back is kept for the next call: fresh pages cost a fault
+/// each, a microsecond on virtual machines. Large blocks lie on huge pages where the system has them, so that
 /// walking through megabytes does not wait for address translation (docs/design/0005-cpu-kernel-log.md).
 struct WorkBlock {
     void* data = nullptr;
@@ -90,43 +89,6 @@ public:
 
 private:
     WorkBlock block_;
-};
-
-/// Round to nearest even, no flushing of subnormals and no traps, while it lives, on a thread that someone else may
-/// have set otherwise: torch.set_flush_denormal does, and XLA on those it calls back from. Every verb opens one, and
-/// every thread of the pool, so that bytes do not depend on it.
-class IeeeArithmetic {
-public:
-#if defined(__SSE2__)
-    IeeeArithmetic() : saved_(_mm_getcsr()) {
-        if ((saved_ & ~flags) != power_on) _mm_setcsr(power_on);
-    }
-    ~IeeeArithmetic() {
-        if ((saved_ & ~flags) != power_on) _mm_setcsr(saved_);
-    }
-
-private:
-    static constexpr unsigned power_on = 0x1F80, flags = 0x3F;  // MXCSR when a thread starts; its sticky flags
-    unsigned saved_;
-#elif defined(__aarch64__)
-    IeeeArithmetic() {
-        asm volatile("mrs %0, fpcr" : "=r"(saved_));
-        if (saved_ != 0) asm volatile("msr fpcr, %0" ::"r"(std::uint64_t{0}));
-    }
-    ~IeeeArithmetic() {
-        if (saved_ != 0) asm volatile("msr fpcr, %0" ::"r"(saved_));
-    }
-
-private:
-    std::uint64_t saved_ = 0;
-#else
-    IeeeArithmetic() {}
-    ~IeeeArithmetic() {}
-#endif
-
-public:
-    IeeeArithmetic(const IeeeArithmetic&) = delete;
-    IeeeArithmetic& operator=(const IeeeArithmetic&) = delete;
 };
 
 }  // namespace breccia::inline v0_4

@@ -84,11 +84,12 @@ ElementType ElementType::parse(std::string_view name) {
 }
 
 std::size_t ElementType::size() const {
-    if (is_number()) return size_of(dtype());
+    if (is_number() && is_listed(*this)) return size_of(dtype());
     return is_half_word() ? 2 : 1;
 }
 
 std::string ElementType::name() const {
+    if (!is_listed(*this)) return "unknown";
     switch (kind_) {
         case Kind::number: return std::string(name_of(dtype()));
         case Kind::byte: return index_ == 0 ? "uint8" : "int8";

@@ -52,11 +52,12 @@ void unpack_group(const std::uint8_t* packed, std::uint8_t* codes) {
 // Calls whole(code, byte) with the places of each group, in parallel, and word(code, byte) for the words after them.
 template <class Whole, class Word>
 void for_each_group(std::size_t size, std::size_t packed, Whole whole, Word word) {
+    const Call call;
     if (size % 4 != 0) throw_value("codes must be a multiple of 4, got ", size);
     if (packed != size / 4 * 3)
         throw_value("packed must have ", size / 4 * 3, " bytes for ", size, " codes, got ", packed);
     const std::int64_t codes = static_cast<std::int64_t>(size), groups = codes / group;
-    parallel_for_each(groups, grain, [&](std::int64_t i) { whole(i * group, i * group_bytes); });
+    parallel_for_each(call, groups, grain, [&](std::int64_t i) { whole(i * group, i * group_bytes); });
     for (std::int64_t at = groups * group; at < codes; at += 4) word(at, at / 4 * 3);
 }
 

@@ -115,10 +115,10 @@ void copy_flipped(const std::uint32_t* from, std::int64_t n, std::uint32_t flip,
 
 // Calls body(first word, first row) for every tile, in parallel.
 template <class F>
-void for_each_tile(std::int64_t words, std::int64_t rows, F body) {
+void for_each_tile(const Call& call, std::int64_t words, std::int64_t rows, F body) {
     const std::int64_t across = (words + tile_words - 1) / tile_words, down = (rows + tile_rows - 1) / tile_rows;
     constexpr std::int64_t grain = 8;  // tiles: 64 KiB
-    parallel_for_each(across * down, grain,
+    parallel_for_each(call, across * down, grain,
                       [&](std::int64_t i) { body(i % across * tile_words, i / across * tile_rows); });
 }
 
@@ -157,6 +157,11 @@ void gather_word(const WordShape& shape, const std::uint32_t* words, std::int64_
         gather_word<4>(words, stride, order.data() + 4 * r, n, shape.flip, out);
 }
 
+// Of codes that a byte holds one or two of.
+std::int64_t bytes_of_row(const WordShape& shape) {
+    return shape.bits == 8 ? shape.columns : shape.columns / 2 + shape.columns % 2;
+}
+
 void check_size(std::size_t size, std::int64_t wanted, const char* name, const WordShape& shape) {
     if (static_cast<std::int64_t>(size) != wanted)
         throw_value(name, " must have ", wanted, " items for ", shape.rows, " x ", shape.columns, " codes of ",
@@ -168,8 +173,9 @@ void check_gptq(std::size_t words, const WordShape& shape, std::span<const std::
     const std::int64_t per_word = 32 / shape.bits;
     if (shape.rows < 0 || shape.columns < 0 || shape.columns % per_word != 0)
         throw_value("columns must be a multiple of ", per_word, ", got ", shape.columns);
-    check_size(words, shape.columns / per_word * shape.rows, "words", shape);
-    check_size(codes, shape.columns * shape.bits / 8 * shape.rows, "codes", shape);
+    const Shape all_words{shape.rows, shape.columns / per_word};
+    check_size(words, element_count(all_words), "words", shape);
+    check_size(codes, element_count(all_words, 4) * 4, "codes", shape);
     if (!order.empty()) check_size(order.size(), shape.columns, "order", shape);
     for (const std::int64_t place : order)
         if (place < 0 || place >= shape.columns)
@@ -213,17 +219,18 @@ void check_awq(std::size_t words, const WordShape& shape, std::size_t codes) {
     if (shape.bits != 4) throw_value("bits must be 4, got ", shape.bits);
     if (shape.rows < 0 || shape.columns < 0 || shape.rows % per_awq_word != 0)
         throw_value("rows must be a multiple of 8, got ", shape.rows);
-    check_size(words, shape.columns * (shape.rows / per_awq_word), "words", shape);
-    check_size(codes, (shape.columns + 1) / 2 * shape.rows, "codes", shape);
+    check_size(words, element_count({shape.columns, shape.rows / per_awq_word}, 4), "words", shape);
+    check_size(codes, element_count({shape.rows, bytes_of_row(shape)}), "codes", shape);
 }
 
 }  // namespace
 
 void codes_from_gptq(std::span<const std::uint32_t> words, WordShape shape, std::span<const std::int64_t> order,
                      std::span<std::uint8_t> codes) {
+    const Call call;
     check_gptq(words.size(), shape, order, codes.size());
-    const RowsOfBytes<std::uint8_t> to{codes.data(), shape.rows, shape.columns * shape.bits / 8};
-    for_each_tile(to.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
+    const RowsOfBytes<std::uint8_t> to{codes.data(), shape.rows, bytes_of_row(shape)};
+    for_each_tile(call, to.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
         Tile tile = {};
         const std::int64_t n = std::min(tile_rows, shape.rows - row);
         for (std::int64_t r = word; r < std::min(word + tile_words, to.words()); ++r)
@@ -237,10 +244,11 @@ void codes_from_gptq(std::span<const std::uint32_t> words, WordShape shape, std:
 
 void codes_to_gptq(std::span<const std::uint8_t> codes, WordShape shape, std::span<const std::int64_t> order,
                    std::span<std::uint32_t> words) {
+    const Call call;
     check_gptq(words.size(), shape, order, codes.size());
-    const RowsOfBytes<const std::uint8_t> from{codes.data(), shape.rows, shape.columns * shape.bits / 8};
-    const std::int64_t strips = (shape.rows + tile_rows - 1) / tile_rows;
-    parallel_for(strips, 1, [&](std::int64_t begin, std::int64_t end) {
+    const RowsOfBytes<const std::uint8_t> from{codes.data(), shape.rows, bytes_of_row(shape)};
+    const std::int64_t strips = from.words() == 0 ? 0 : (shape.rows + tile_rows - 1) / tile_rows;
+    parallel_for(call, strips, 1, [&](std::int64_t begin, std::int64_t end) {
         std::vector<std::uint32_t> unordered(order.empty() ? 0 : static_cast<std::size_t>(from.words() * tile_rows));
         for (std::int64_t row = begin * tile_rows; row < std::min(end * tile_rows, shape.rows); row += tile_rows) {
             const std::int64_t n = std::min(tile_rows, shape.rows - row), stride = order.empty() ? shape.rows : n;
@@ -259,10 +267,11 @@ void codes_to_gptq(std::span<const std::uint8_t> codes, WordShape shape, std::sp
 }
 
 void codes_from_awq(std::span<const std::uint32_t> words, WordShape shape, std::span<std::uint8_t> codes) {
+    const Call call;
     check_awq(words.size(), shape, codes.size());
-    const RowsOfBytes<std::uint8_t> to{codes.data(), shape.rows, (shape.columns + 1) / 2};
+    const RowsOfBytes<std::uint8_t> to{codes.data(), shape.rows, bytes_of_row(shape)};
     const std::int64_t across = shape.rows / per_awq_word;
-    for_each_tile(to.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
+    for_each_tile(call, to.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
         Tile tile = {};
         const std::int64_t n = std::min(tile_rows, shape.rows - row) / per_awq_word;
         for (std::int64_t r = 0; r < std::min(tile_words, to.words() - word); ++r) {
@@ -278,10 +287,11 @@ void codes_from_awq(std::span<const std::uint32_t> words, WordShape shape, std::
 }
 
 void codes_to_awq(std::span<const std::uint8_t> codes, WordShape shape, std::span<std::uint32_t> words) {
+    const Call call;
     check_awq(words.size(), shape, codes.size());
-    const RowsOfBytes<const std::uint8_t> from{codes.data(), shape.rows, (shape.columns + 1) / 2};
+    const RowsOfBytes<const std::uint8_t> from{codes.data(), shape.rows, bytes_of_row(shape)};
     const std::int64_t across = shape.rows / per_awq_word;
-    for_each_tile(from.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
+    for_each_tile(call, from.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
         Tile tile;
         const std::int64_t n = std::min(tile_rows, shape.rows - row) / per_awq_word;
         load_tile(from, word, tile, [row](std::int64_t i) { return row + awq_row(i); });

@@ -58,7 +58,7 @@ void multiply(const Product& product, const ScaledMatrix& w, const Split& split,
     for (std::int64_t i = 0; i < rows * used; ++i)
         std::copy_n(split.terms + (i / used * split.most + i % used) * padded_k, padded_k, x.data() + i * padded_k);
 
-    for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
+    for_rows(product, w, [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t n = end - begin, scales = 4 * w.grid.grid_cols();
         const WorkBuffer<float> buffer(n * (vectors + 1) + scales);
         float* sums = buffer.data();

@@ -32,7 +32,7 @@ Refusal by_in_place_f32(const Product& product, const ScaledMatrix& w, const Lim
     const auto x = WorkBuffer<float>::zeros(activations * stride);
     if (!arrange(product, w, stride, x.data())) return Refusal::range;
 
-    for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
+    for_rows(product, w, [&](std::int64_t begin, std::int64_t end) {
         constexpr std::int64_t at_once = 8, most = CodeKernelsF32::most_vectors;
         RowNumbers numbers(w, at_once, GlobalScale::left_out);
         float sums[at_once * most], line[at_once];

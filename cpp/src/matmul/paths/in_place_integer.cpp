@@ -42,7 +42,7 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
                        const Digits& x) {
     constexpr std::int64_t lanes = 16, at_once = 8;
     const std::int64_t quads = quads_of(product.k, w.packed), group_bytes = quads * 256;
-    parallel_for((product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
+    parallel_for(product.call, (product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
                  [&](std::int64_t begin, std::int64_t end) {
                      const PreparedRows& prepared = product.prepared;
                      const std::int64_t stride = blocks.group_bytes(prepared.scale_type);
@@ -145,7 +145,7 @@ Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const
         multiply_prepared(product, w, *blocks, run, x[0]);
         return Refusal::none;
     }
-    for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
+    for_rows(product, w, [&](std::int64_t begin, std::int64_t end) {
         // So few rows that their codes are in the first-level cache for the next activation.
         constexpr std::int64_t longest = 128;
         const std::int64_t at_once = rows == 1 ? longest : 16;

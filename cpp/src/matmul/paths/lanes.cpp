@@ -183,9 +183,10 @@ Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*
         passes.push_back(std::move(pass));
     }
     const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;
-    parallel_for(
-        (product.n + group_rows - 1) / group_rows, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
-        [&](std::int64_t begin, std::int64_t end) { LaneGroups(product, w, how.blocks).multiply(passes, begin, end); });
+    parallel_for(product.call, (product.n + group_rows - 1) / group_rows,
+                 std::max<std::int64_t>(1, bytes_per_task / group_bytes), [&](std::int64_t begin, std::int64_t end) {
+                     LaneGroups(product, w, how.blocks).multiply(passes, begin, end);
+                 });
     return Refusal::none;
 }
 

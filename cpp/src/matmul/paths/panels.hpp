@@ -66,7 +66,7 @@ template <class PanelProduct>
 void for_weight_panels(const KernelTable& table, const Product& product, std::int64_t first, const PanelGrid& grid,
                        std::int64_t at_once, PanelProduct panel_product) {
     const std::int64_t panels = (product.n + at_once - 1) / at_once;
-    parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(product.call, panels, 1, [&](std::int64_t begin, std::int64_t end) {
         const WorkBuffer<float> sums(at_once * grid.padded), turning(16 * at_once);
         float *c = sums.data(), *turned = turning.data();
         auto state = panel_product();

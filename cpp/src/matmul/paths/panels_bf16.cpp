@@ -123,7 +123,7 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
     out.bytes = s.terms * grid.padded * padded_k * 2;
     if (s.a != nullptr) out.scales = WorkBuffer<float>(grid.padded * s.blocks);
     std::atomic<bool> all_in_range{true};
-    parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(s.product.call, grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
         std::vector<float> group;
         for (std::int64_t g = begin; g < end; ++g) {

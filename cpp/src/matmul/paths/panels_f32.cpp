@@ -81,7 +81,7 @@ Refusal by_panels_f32(const Product& product, const Limits& /*limits*/) {
     for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {
         const PanelGrid grid(std::min(rows_at_once, product.total_rows() - first));
         const WorkBuffer<float> x(grid.padded * product.k);
-        parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
+        parallel_for(product.call, grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
             std::vector<float> group(static_cast<std::size_t>(16 * panel_stride_f32));
             for (std::int64_t g = begin; g < end; ++g)

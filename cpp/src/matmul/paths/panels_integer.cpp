@@ -104,7 +104,7 @@ public:
           row_scales_(static_cast<std::size_t>(cut.tiles * cut.height)) {
         const float unit = cut.kernel->unit;
         if (a.blocks() > 1) unit_scales_ = WorkBuffer<float>(cut.tiles * tile_units());
-        parallel_for(cut.tiles * cut.height, 16, [&](std::int64_t begin, std::int64_t end) {
+        parallel_for(product.call, cut.tiles * cut.height, 16, [&](std::int64_t begin, std::int64_t end) {
             const std::int64_t padded = cut.steps * cut.kernel->elements;
             std::vector<std::int8_t> codes(static_cast<std::size_t>(padded));
             std::vector<float> scales(static_cast<std::size_t>(a.blocks()));
@@ -251,7 +251,7 @@ bool scales_are_in_range(const Product& product, const ScaledMatrix& w) {
     if (w.scale_type == ScaleType::e4m3 || w.scale_type == ScaleType::float16) return true;
     if (w.scale_type == ScaleType::e8m0) return powers_of_two_keep_normal(w);
     std::atomic<bool> all{true};
-    parallel_for(w.grid.grid_rows(), 512, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(product.call, w.grid.grid_rows(), 512, [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t blocks = w.grid.grid_cols();
         std::vector<float> scales(static_cast<std::size_t>(blocks));
         std::uint32_t out = 0;
@@ -292,7 +292,7 @@ Refusal by_panels_integer(const Product& product, const ScaledMatrix& w, const L
     const std::int64_t all = (product.n + panel_group - 1) / panel_group;
     const std::int64_t groups = std::clamp<std::int64_t>(all / num_threads(), 1, most);
     const std::int64_t per_scale = w.grid.block_cols < product.k ? w.grid.block_cols / cut.unit_elements : cut.units;
-    parallel_for((all + groups - 1) / groups, 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(product.call, (all + groups - 1) / groups, 1, [&](std::int64_t begin, std::int64_t end) {
         WeightPanel panel(product, w, cut, groups);
         const std::int64_t stride = groups * panel_group;
         const WorkBuffer<float> sums(cut.height * stride);

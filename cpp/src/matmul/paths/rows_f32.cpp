@@ -17,7 +17,7 @@ Refusal by_rows_f32(const Product& product, const Limits& /*limits*/) {
     constexpr std::int64_t at_once = 16;
     const std::int64_t grain =
         std::max<std::int64_t>(1, (std::int64_t{1} << 16) / std::max<std::int64_t>(product.k, 1));
-    parallel_for(product.n, round_up(grain, at_once), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(product.call, product.n, round_up(grain, at_once), [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
         const WorkBuffer<float> weights(at_once * product.k);
         float line[at_once];

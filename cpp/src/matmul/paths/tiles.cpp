@@ -221,7 +221,7 @@ Refusal by_tiles(const Product& product, const ScaledMatrix& w, const Limits& /*
         passes.push_back(how.pass(first, rows));
         if (!pack(product, how.coded, w.packed, how.blocks, passes.back())) return Refusal::range;
     }
-    parallel_for((product.n + tile_size - 1) / tile_size,
+    parallel_for(product.call, (product.n + tile_size - 1) / tile_size,
                  std::max<std::int64_t>(1, bytes_per_task / (tile_size * w.row_bytes())),
                  [&](std::int64_t begin, std::int64_t end) {
                      RowsInTiles(product, w, how.blocks)
