@@ -405,3 +405,18 @@ def test_modelslims_files(kind: str, offset: int, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "test"
     out = Checkpoint(tmp_path / "out")
     np.testing.assert_array_equal(out.array("a.weight"), codes.astype(np.float32) * np.float32(0.01))
+
+
+def test_rows_of_one_group_have_the_scheme_of_longer_rows(tmp_path: Path) -> None:
+    """vLLM wants one scheme for all projections of an expert, of which some rows are as long as a group."""
+    for width, wanted in ((128, ("channel", None)), (256, ("group", 128))):
+        folder = tmp_path / str(width)
+        tensors = {f"model.layers.0.mlp.{n}_proj.weight": np.ones((128, 128), np.float32) for n in ("gate", "up")}
+        tensors["model.layers.0.mlp.down_proj.weight"] = np.ones((128, width), np.float32)
+        folder.mkdir()
+        save_arrays(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+        convert(folder, tmp_path / f"out{width}", "compressed-tensors:int4")
+        said = json.loads((tmp_path / f"out{width}" / "config.json").read_text())["quantization_config"]
+        (group,) = said["config_groups"].values()
+        assert (group["weights"]["strategy"], group["weights"]["group_size"]) == wanted

@@ -351,6 +351,7 @@ def _group(kind: dict[str, Any]) -> dict[str, Any]:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with breccia"),
+    refused={"int4": ("vLLM",)},  # knows none of ModelOpt's algorithms for integers, 0.32
     recipes=RECIPES,
     recipes_with_inputs={"fp8": RECIPES["fp8-tensor"]},
     anchors=("weight_scale",),

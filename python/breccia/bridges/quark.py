@@ -383,7 +383,8 @@ def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("transformers with AMD Quark", "vLLM"),
-    needs="vLLM: FP8 alone",
+    refused=dict.fromkeys(("int4", "int4-asym"), ("vLLM",)),  # its scheme for them ends in an assertion, 0.32
+    needs="vLLM: --activations dynamic",
     recipes=RECIPES,
     recipes_with_inputs={"fp8": RECIPES["fp8-tensor"]},
     anchors=("weight_scale",),

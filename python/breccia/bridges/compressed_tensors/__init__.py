@@ -198,6 +198,7 @@ def _one_divisor(scaled: ScaledTensor) -> Array:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with compressed-tensors"),
+    refused={"mxfp6": ("vLLM",)},  # "No compressed-tensors compatible scheme was found", 0.32
     peer="compressed_tensors",
     extra=EXTRA,
     recipes=RECIPES,

@@ -321,7 +321,9 @@ _Part: TypeAlias = "dict[str, Any] | None"
 def _written_groups(written: Written) -> list[tuple[ScalingRecipe, bool, _Part, _Part, list[str]]]:
     """Modules of one recipe, whether it has a scale for each row, whose inputs and outputs are quantized alike."""
     groups: list[tuple[ScalingRecipe, bool, _Part, _Part, list[str]]] = []
-    rows = {module: written.recipes[module] for module in written.recipes if module in written.rows}
+    # Beside longer rows, a row of one group is a group: servers want one scheme for all parts of a fused layer.
+    fours = {m: recipe for m, recipe in written.recipes.items() if isinstance(recipe, INT4Scaling)}
+    rows = fours if fours.keys() <= written.rows else {}
     one: Any = next(iter(rows.values()), None)  # a recipe that says by its size of a group how long rows are
     alike_in_rows = {m: replace(recipe, group_size=one.group_size) for m, recipe in rows.items()}  # type: ignore[call-arg]
     for recipe, modules in replace(written, recipes={**written.recipes, **alike_in_rows}).groups():
