@@ -325,7 +325,7 @@ def _written_groups(written: Written) -> list[tuple[ScalingRecipe, bool, _Part, 
     fours = {m: recipe for m, recipe in written.recipes.items() if isinstance(recipe, INT4Scaling)}
     rows = fours if fours.keys() <= written.rows else {}
     one: Any = next(iter(rows.values()), None)  # a recipe that says by its size of a group how long rows are
-    alike_in_rows = {m: replace(recipe, group_size=one.group_size) for m, recipe in rows.items()}  # type: ignore[call-arg]
+    alike_in_rows = {m: replace(recipe, group_size=one.group_size) for m, recipe in rows.items()}
     for recipe, modules in replace(written, recipes={**written.recipes, **alike_in_rows}).groups():
         alike: dict[str, list[str]] = {}
         for module in modules:
