@@ -3,6 +3,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -197,3 +198,16 @@ def test_inspect_names_the_format(tmp_path):
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "breccia nvfp4" in shown
     assert "weight_data" not in shown
+
+
+def test_peft_takes_layers_without_an_import_of_ours(tmp_path):
+    """In a process of its own, for an import lasts."""
+    code = (
+        "import pytest, lora_peer; peft = lora_peer.peft(); lora_peer.hide(pytest.MonkeyPatch())\n"
+        "import torch, breccia\n"
+        "m = breccia.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 64)), 'mxfp8')\n"
+        "w = peft.get_peft_model(m, peft.LoraConfig(target_modules=['0']))\n"
+        "assert type(w.base_model.model[0]).__name__ == 'QuantizedLora'\n"
+    )
+    here = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, env=here)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -96,6 +98,9 @@ def replace_layers(
     chosen.check_all_matched(names)
     for parent, name, new in made:
         setattr(parent, name, new)
+    if made and "peft" in sys.modules:  # whose adapters then take the layers
+        with contextlib.suppress(ImportError):
+            importlib.import_module("breccia.peft")
     for library in ("transformers", "diffusers") if made else ():
         for module in reversed(list(model.modules())):  # what is around another comes last, and is what counts
             if hasattr(module, "save_pretrained") and any(
