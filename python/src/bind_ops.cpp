@@ -278,6 +278,27 @@ void register_ops(py::module_& m) {
         },
         py::arg("a"), py::arg("b"), py::arg("out"), py::arg("precision") = "exact");
 
+    m.def("linear", [](py::handle x, py::handle w, py::handle bias, py::handle out_dtype, py::handle precision) {
+        const Precision allowed = parse_precision(to_text(precision, "precision"));
+        const PyOperand left(x, "x"), right(w, "w");
+        const Operand rows = left.get(), weight = right.get();
+        const std::optional<Array> added = bias.is_none() ? std::nullopt : std::optional(to_array(bias, "bias"));
+        Shape shape = rows.shape();
+        shape.at(shape.size() - 1) = weight.shape().at(0);
+        return new_array(out_dtype, "out_dtype", shape,
+                         [&](const Array& out) { linear_into(rows, weight, added ? &*added : nullptr, out, allowed); });
+    });
+
+    m.def("linear_into", [](py::handle x, py::handle w, py::handle bias, py::handle out, py::handle precision) {
+        const Precision allowed = parse_precision(to_text(precision, "precision"));
+        const PyOperand left(x, "x"), right(w, "w");
+        const Operand rows = left.get(), weight = right.get();
+        const std::optional<Array> added = bias.is_none() ? std::nullopt : std::optional(to_array(bias, "bias"));
+        const Array view = to_output(out, "out");
+        const Released release;
+        linear_into(rows, weight, added ? &*added : nullptr, view, allowed);
+    });
+
     m.def("grouped_matmul", [](py::handle x, const ScaledTensor& w_stack, const std::vector<std::int64_t>& offsets,
                                py::handle out_dtype) {
         const PyOperand activations(x, "x");

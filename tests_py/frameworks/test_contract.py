@@ -232,3 +232,18 @@ def test_a_wider_bias_does_not_widen_the_result(peer):
     assert y.dtype == linear(x, w, None, "float16").dtype
     exact = peer.host(linear(x, w)).astype(np.float64) + peer.host(bias)
     np.testing.assert_allclose(peer.host(y).astype(np.float64), exact, rtol=2e-3, atol=2e-3)
+
+
+@cases.some("current block mxfp8 mxfp4 nvfp4 int4 int8")
+@peers.ALL
+def test_a_bias_is_added_before_the_sum_is_rounded(peer, recipe):
+    x, numbers = cases.normal((5, K)), cases.normal((7, K), seed=1)
+    for w in (cast(peer.array(numbers), recipe), peer.array(numbers)):
+        for dtype in ("float16", "bfloat16"):
+            narrow = getattr(ml_dtypes, dtype, dtype)
+            a, bias = peer.array(x.astype(narrow)), cases.normal((7,), seed=2).astype(narrow)
+            for rows in (a, a[:1], a[0]):
+                exact = peer.host(linear(rows, w, None, "float32")) + bias.astype(np.float32)
+                y = linear(rows, w, peer.array(bias), dtype)
+                assert y.dtype == linear(rows, w, None, dtype).dtype
+                np.testing.assert_array_equal(peer.host(y).astype(np.float32), exact.astype(narrow).astype(np.float32))

@@ -134,16 +134,17 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     return _core.matmul(_operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype, "out_dtype"), precision)
 
 
-def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
-    """``x @ w.T`` of an array of floats; None for what `matmul` has more to say of."""
+def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
+    """``x @ w.T + bias`` of arrays of floats; None for what `matmul` has more to say of."""
     if type(x) is not np.ndarray or x.ndim < 2 or w.data.ndim != 2 or not _is_ready(x.dtype):
         return None
-    core = w._core.T
-    if x.shape[-1] != core.shape[0]:
+    if x.shape[-1] != w.shape[1]:
+        return None
+    if bias is not None and (type(bias) is not np.ndarray or not _is_ready(bias.dtype)):
         return None
     if x.dtype.itemsize == 8:
         check_float32(x, "x")
-    return _core.matmul(x, core, _dtype_name(out_dtype, "out_dtype"), precision)
+    return _core.linear(x, w._core, bias, _dtype_name(out_dtype, "out_dtype"), precision)
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:

@@ -338,16 +338,14 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             weight, y = self.weight, None
             if self._form.has_kernels and not self._packed:
                 # What `verbs.linear` looks at first takes as long as a small product.
-                y = direct_linear(input, weight, self._wide(input), "exact")
-            if y is None:
-                return verbs.linear(input, weight, self.bias, input.dtype)
-        elif input.ndim == 1:  # blocks want rows
+                y = direct_linear(input, weight, input.dtype, "exact", self.bias)
+            return verbs.linear(input, weight, self.bias, input.dtype) if y is None else y
+        if input.ndim == 1:  # blocks want rows
             return self._product(input[None])[0]
-        else:
-            y = self._differentiable(input, None)
-            if y is None:
-                x = input if activations is None else self._cast(input, activations)
-                return verbs.linear(x, self.weight, self.bias, input.dtype)
+        y = self._differentiable(input, None)
+        if y is None:
+            x = input if activations is None else self._cast(input, activations)
+            return verbs.linear(x, self.weight, self.bias, input.dtype)
         return y if self.bias is None else verbs.plus(y, self.bias, input.dtype)
 
     def _wide(self, x: Any) -> Any:

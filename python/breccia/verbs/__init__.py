@@ -174,13 +174,14 @@ def linear(
     if getattr(w, "_rests", False) or getattr(x, "_rests", False):
         x, w = ready(x), ready(w)
     out_dtype = _result_dtype(x, w, out_dtype, frameworks.of(data_of(w)))
-    kind = wide(out_dtype, bias)
     # Without a view of w transposed, where the framework has such a product and nothing is to be refused.
     direct = getattr(frameworks.of(w.data), "direct_linear", None) if isinstance(w, ScaledTensor) else None
-    y = None if direct is None else direct(x, w, kind, precision)
-    if y is None:
-        y = _linear(x, w, kind, precision)
-    result: A = y if bias is None else plus(y, bias, out_dtype)
+    y: Any = None if direct is None else direct(x, w, out_dtype, precision, bias)
+    if y is None and bias is None:
+        y = _linear(x, w, out_dtype, precision)
+    elif y is None:
+        y = plus(linear(x, w, None, wide(out_dtype, bias), precision=precision), bias, out_dtype)
+    result: A = y
     return result
 
 

@@ -34,11 +34,13 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
         return _matmul(a, b, name, precision)
 
 
-def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
-    """``x @ w.T`` of an array of floats where all lies on one CPU; None for what `matmul` has more to say of."""
+def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
+    """``x @ w.T + bias`` of arrays of floats where all lies on one CPU; None for what `matmul` has more to say of."""
     if not isinstance(x, jax.Array) or x.ndim < 2 or x.dtype.name not in _DIRECT or type(w) is not ScaledTensor:
         return None
-    for array in (x, w.data, w.scale, w.zero_point, w.global_scale):
+    if bias is not None and not (isinstance(bias, jax.Array) and bias.dtype.name in _DIRECT):
+        return None
+    for array in (x, w.data, w.scale, w.zero_point, w.global_scale, bias):
         if array is None:
             continue
         if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or array.is_deleted():
@@ -62,7 +64,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
         w.original_dtype,
     )
     out = callbacks.empty((*x.shape[:-1], count), np.dtype(dtype_name(out_dtype, "out_dtype")))
-    _core.matmul_into(np.asarray(x), core, out, precision)
+    _core.linear_into(np.asarray(x), core.T, None if bias is None else np.asarray(bias), out, precision)
     return from_numpy(out, w.data, x)
 
 

@@ -141,16 +141,17 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     return made
 
 
-def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
-    """``x @ w.T`` of an array of floats; None for what `matmul` has more to say of."""
+def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
+    """``x @ w.T + bias`` of arrays of floats; None for what `matmul` has more to say of."""
     if type(x) is not mx.array or x.ndim < 2 or w.data.ndim != 2 or _NAMES.get(x.dtype) not in _FLOATS:
         return None
-    core = w._core.T
-    depth, count = core.shape
+    count, depth = w.shape
     if x.shape[-1] != depth:
         return None
+    if bias is not None and (type(bias) is not mx.array or _NAMES.get(bias.dtype) not in _FLOATS):
+        return None
     made, memory = _empty((*x.shape[:-1], count), _dtype_name(out_dtype, "out_dtype"))
-    _core.matmul_into(_host(x), core, memory, precision)
+    _core.linear_into(_host(x), w._core, None if bias is None else _host(bias), memory, precision)
     return made
 
 

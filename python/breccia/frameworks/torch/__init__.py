@@ -266,14 +266,16 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     return out
 
 
-def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
-    """``x @ w.T`` without torch's dispatcher, with a gradient where x needs one; None where torch must see the call,
-    or `matmul` has more to say of the operands."""
+def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
+    """``x @ w.T + bias`` without torch's dispatcher, of x with a gradient ``x @ w.T`` alone; None where torch must see
+    the call, or `matmul` has more to say of the operands."""
     kind, y = float_dtype(out_dtype, "out_dtype"), None
     if forward_ad._current_level >= 0:
         check_tangents(x=x)
     if not (isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()):
-        y = direct.linear(x, w, kind, precision)
+        y = direct.linear(x, w, kind, precision, bias)
+    elif bias is not None:
+        return None
     elif precision == "exact" and (not w.data.is_cpu or (is_plain(x) and is_plain(w.data))):
         y = gradients.eager(x, w, None, "", kind)
     if y is None and w.data.is_cpu and not (is_plain(x) and is_plain(w.data)):

@@ -90,10 +90,12 @@ def may_differentiate(x: Any, w: ScaledTensor) -> bool:
     return bool(x.shape[-1] == w.shape[1])
 
 
-def linear(x: Any, w: ScaledTensor, kind: torch.dtype, precision: str) -> Any:
-    """``x @ w.T`` without a gradient; None where torch must see the call, or `matmul` has more to say of the
-    operands."""
+def linear(x: Any, w: ScaledTensor, kind: torch.dtype, precision: str, bias: Any = None) -> Any:
+    """``x @ w.T + bias`` without a gradient, on GPUs without a bias; None where torch must see the call, or `matmul`
+    has more to say of the operands."""
     if not w.data.is_cpu:
+        if bias is not None:
+            return None
         return launches.linear(x, w, kind) if precision == "exact" and type(w) is ScaledTensor else None
     if not is_plain(w.data) or type(x) not in EXACT_TYPES or not is_plain(x) or x.dtype not in _DIRECT:
         return None
@@ -101,12 +103,15 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype, precision: str) -> Any:
         return None
     if x.requires_grad and torch.is_grad_enabled():  # `needs_grad`, in a call less
         return None
-    core = _turned_core(w)
-    depth, count = core.shape
+    if bias is not None and (not is_plain(bias) or bias.dtype not in FLOATS or needs_grad(bias)):
+        return None
+    core = _core_of(w)
+    count, depth = core.shape
     if x.shape[-1] != depth:
         return None
     out = torch.empty((*x.shape[:-1], count), dtype=kind)
-    _core.matmul_into(core_array(x, "x"), core, core_array(out, "out"), precision)
+    added = None if bias is None else core_array(bias, "bias")
+    _core.linear_into(core_array(x, "x"), core, added, core_array(out, "out"), precision)
     return out
 
 
@@ -123,11 +128,11 @@ def by_weight(a: Any, w: ScaledTensor, kind: torch.dtype) -> Any:
     return launches.by_weight(a, w, kind)
 
 
-def _turned_core(w: ScaledTensor) -> Any:
-    """The core's w transposed, remembered as long as torch leaves the arrays where they are."""
+def _core_of(w: ScaledTensor) -> Any:
+    """The core's w, remembered as long as torch leaves the arrays where they are."""
     places = [w.data.data_ptr(), w.scale.data_ptr()]
     places += [part.data_ptr() for part in (w.zero_point, w.global_scale) if part is not None]
-    known = w.__dict__.get("_turned_core")
+    known = w.__dict__.get("_placed_core")
     if known is None or known[0] != places:
-        known = w.__dict__["_turned_core"] = (places, w.mT._core)
+        known = w.__dict__["_placed_core"] = (places, w.mT._core.T)
     return known[1]
