@@ -185,6 +185,18 @@ STAGES = (
         ),
     ),
     Stage(
+        "programs",
+        ".ci/run_programs",
+        "that vLLM, onnxruntime and others open and run what is written, themselves",
+        (
+            *(f"python/breccia/{name}/" for name in ("bridges", "checkpoint", "schemes", "gguf", "_serving", "vllm")),
+            "tests_py/programs/",
+            "benchmarks/program_runs.py",
+            ".ci/requirements-programs.txt",
+        ),
+        whole="--whole",
+    ),
+    Stage(
         "a format is added",
         ".ci/add_format",
         "that a new format is written in the places that are named above, and nowhere else",

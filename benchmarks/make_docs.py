@@ -24,6 +24,7 @@ from documents.markdown import load
 ROOT = Path(__file__).parents[1]
 TABLES = {
     "clients": clients.matrix,
+    "programs": clients.programs,
     "gguf programs": clients.gguf_programs,
     "recipes": accuracy.recipes,
     "accuracy": accuracy.every_recipe,

@@ -172,6 +172,7 @@ RESULTS = {
     "exhaustive_encode": Result("values", "python exhaustive_encode.py --json {out}", ("encoding in the core",)),
     # other programs, and time without end: their scripts add to the file
     "clients": Result("programs", "python clients.py", CHECKPOINTS),
+    "programs": Result("programs", "python program_runs.py", (*CHECKPOINTS, "python/breccia/vllm/")),
     "gguf_programs": Result("programs", "python gguf_programs.py --json {out}", CHECKPOINTS),
     "fuzzing": Result(
         "fuzzing",

@@ -77,10 +77,11 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox-tied": ("GPTNeoX", {"tie_word_embeddings": True}),
     "mamba": ("Mamba", {}),
 }
-# With rows of whole super-blocks of GGUF; with experts of which two processes may have halves.
+# With rows of whole super-blocks of GGUF, and parts of fused layers of whole tiles of 128; with experts of which two
+# processes may have halves.
 WIDE = {
     "llama-wide": ("Llama", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}),
-    "qwen3-moe-wide": ("Qwen3Moe", {**MODELS["qwen3-moe"][1], "moe_intermediate_size": 256}),
+    "qwen3-moe-wide": ("Qwen3Moe", {**MODELS["qwen3-moe"][1], "head_dim": 64, "moe_intermediate_size": 256}),
 }
 
 

@@ -23,6 +23,20 @@ def matrix() -> str:
     return f"{table(['`--to`', 'opened by', 'loads', 'logits'], rows)}\n\n{versions}"
 
 
+def programs() -> str:
+    """What programs themselves made of each target, a column a model, of benchmarks/program_runs.py."""
+    found = load("programs")
+    models = list(dict.fromkeys(row["model"] for row in found["rows"]))
+    targets = list(dict.fromkeys((row["program"], row["target"]) for row in found["rows"]))
+    outcomes = {(row["program"], row["target"], row["model"]): _logits(row) for row in found["rows"]}
+    rows = [
+        [f"`{target}`", who, *(outcomes.get((who, target, model), "") for model in models)] for who, target in targets
+    ]
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    header = ["`--to`", "program", *models]
+    return f"{table(header, rows)}\n\n{textwrap.fill(f'{versions}.', 120)}"
+
+
 def _target(row: str) -> str:
     target, comma, model = row.partition(", ")
     return f"`{target}`{comma}{model}"
