@@ -161,7 +161,8 @@ def linear(
     framework = frameworks.common(data_of(x), data_of(w))
     if len(w.shape) != 2 or not len(x.shape) or x.shape[-1] != w.shape[-1]:
         raise ValueError(f"x must be (..., K) and w (N, K), got shapes {tuple(x.shape)} and {tuple(w.shape)}")
-    check_bias(bias, w)
+    if bias is not None:
+        check_bias(bias, w)
     if scales is None and any(isinstance(r, DelayedScaling) for r in (recipes.x, recipes.w, recipes.grad)):
         raise ValueError("scales is required for DelayedScaling: the AmaxHistory of x, w and grad")
     products = Products(recipes, scales, bias is not None and "float16" in str(x.dtype))

@@ -167,15 +167,17 @@ def linear(
     """
     check_kernels(x)
     check_kernels(w)
-    if not hasattr(w, "shape"):
+    if not isinstance(w, ScaledTensor) and not hasattr(w, "shape"):
         raise TypeError(f"w must be a ScaledTensor or an array, got {type(w).__name__}")
-    check_bias(bias, w)
+    if bias is not None:
+        check_bias(bias, w)
     precision = _precision(precision)
     if getattr(w, "_rests", False) or getattr(x, "_rests", False):
         x, w = ready(x), ready(w)
-    out_dtype = _result_dtype(x, w, out_dtype, frameworks.of(data_of(w)))
+    framework = frameworks.of(data_of(w))
+    out_dtype = _result_dtype(x, w, out_dtype, framework)
     # Without a view of w transposed, where the framework has such a product and nothing is to be refused.
-    direct = getattr(frameworks.of(w.data), "direct_linear", None) if isinstance(w, ScaledTensor) else None
+    direct = getattr(framework, "direct_linear", None) if isinstance(w, ScaledTensor) else None
     y: Any = None if direct is None else direct(x, w, out_dtype, precision, bias)
     if y is None and bias is None:
         y = _linear(x, w, out_dtype, precision)
@@ -187,8 +189,6 @@ def linear(
 
 def check_bias(bias: Any, w: Any) -> None:
     """Refuses a bias that is not one number a row of the weight, within float32's range."""
-    if bias is None:
-        return
     if tuple(getattr(bias, "shape", ())) != tuple(w.shape[:1]):
         got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
         raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")

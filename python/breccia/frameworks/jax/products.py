@@ -45,8 +45,10 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias:
             continue
         if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or array.is_deleted():
             return None
-        if not is_here(array) or array.devices() != x.devices():
+        if array.devices() != x.devices():
             return None
+    if not is_here(x):
+        return None
     depth, count = x.shape[-1], w.data.shape[0]
     if w.shape != (count, depth) or w.scale is None or w.scale.ndim == 1 or w.layout.axis != -1:
         return None

@@ -258,7 +258,7 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     kind = float_dtype(out_dtype, "out_dtype")
     if forward_ad._current_level >= 0:
         check_tangents(a=a, b=b)
-    if not (is_plain(data_of(a)) and is_plain(data_of(b))) or needs_grad(a) or needs_grad(b):
+    if not is_plain(data_of(a), data_of(b)) or needs_grad(a) or needs_grad(b):
         _check_fake(a=a, b=b)
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
@@ -276,9 +276,9 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias:
         y = direct.linear(x, w, kind, precision, bias)
     elif bias is not None:
         return None
-    elif precision == "exact" and (not w.data.is_cpu or (is_plain(x) and is_plain(w.data))):
+    elif precision == "exact" and (not w.data.is_cpu or is_plain(x, w.data)):
         y = gradients.eager(x, w, None, "", kind)
-    if y is None and w.data.is_cpu and not (is_plain(x) and is_plain(w.data)):
+    if y is None and w.data.is_cpu and not is_plain(x, w.data):
         _check_fake(x=x, w=w)
     return y
 

@@ -19,17 +19,17 @@ EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
 _DIRECT = (torch.float32, torch.float16, torch.bfloat16)  # of which every number is one of float32
 
 
-def is_plain(x: Any, writes: bool = True) -> bool:
-    """Whether the core may read the tensor's memory and write to what torch makes now: no mode and no transform of
+def is_plain(*tensors: Any, writes: bool = True) -> bool:
+    """Whether the core may read the tensors' memory and write to what torch makes now: no mode and no transform of
     torch must see the call. Without ``writes``, whether it may read alone."""
-    return (
-        not torch.compiler.is_dynamo_compiling()
-        and type(x) in EXACT_TYPES
-        and x.is_cpu
-        and not torch._C._len_torch_dispatch_stack()
-        and not launches.is_wrapped(x)
-        and not (writes and (launches.is_any_transform_active() or launches.is_jit_tracing()))
-    )
+    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    if writes and (launches.is_any_transform_active() or launches.is_jit_tracing()):
+        return False
+    for x in tensors:  # noqa: SIM110 (a generator enters a function for each)
+        if type(x) not in EXACT_TYPES or not x.is_cpu or launches.is_wrapped(x):
+            return False
+    return True
 
 
 def check_tangents(**operands: Any) -> None:
@@ -81,7 +81,7 @@ def may_differentiate(x: Any, w: ScaledTensor) -> bool:
     if type(w) is not ScaledTensor or type(x) not in EXACT_TYPES or x.dtype not in _DIRECT or not w._form.has_kernels:
         return False
     data = w.data
-    if not (is_plain(x) and is_plain(data) if data.is_cpu else launches.quiet(x) and launches.quiet(data)):
+    if not (is_plain(x, data) if data.is_cpu else launches.quiet(x) and launches.quiet(data)):
         return False
     if x.ndim < 2 or data.ndim != 2 or x.layout is not torch.strided or x.is_nested or x.device != data.device:
         return False
@@ -94,16 +94,15 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype, precision: str, bias: Any
     """``x @ w.T + bias`` without a gradient, on GPUs without a bias; None where torch must see the call, or `matmul`
     has more to say of the operands."""
     if not w.data.is_cpu:
-        if bias is not None:
-            return None
-        return launches.linear(x, w, kind) if precision == "exact" and type(w) is ScaledTensor else None
-    if not is_plain(w.data) or type(x) not in EXACT_TYPES or not is_plain(x) or x.dtype not in _DIRECT:
+        launched = bias is None and precision == "exact" and type(w) is ScaledTensor
+        return launches.linear(x, w, kind) if launched else None
+    if not (is_plain(w.data, x) if bias is None else is_plain(w.data, x, bias)) or x.dtype not in _DIRECT:
         return None
     if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested:
         return None
-    if x.requires_grad and torch.is_grad_enabled():  # `needs_grad`, in a call less
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return None
-    if bias is not None and (not is_plain(bias) or bias.dtype not in FLOATS or needs_grad(bias)):
+    if bias is not None and bias.dtype not in FLOATS:
         return None
     core = _core_of(w)
     count, depth = core.shape
@@ -120,7 +119,7 @@ def by_weight(a: Any, w: ScaledTensor, kind: torch.dtype) -> Any:
     `linear`'s operands; None where torch must see the call."""
     data = data_of(a)
     if w.data.is_cpu:
-        if not (is_plain(data) and is_plain(w.data)):
+        if not is_plain(data, w.data):
             return None
         return operators.matmul_cpu(*flatten(a), *flatten(w), kind, "exact")
     if not (launches.quiet(data) and launches.quiet(w.data)):
