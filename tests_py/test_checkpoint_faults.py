@@ -240,7 +240,7 @@ def stopped_half_way(source: Path, out: Path, to: str, monkeypatch: pytest.Monke
 
     def stop(what: str, path: Path) -> None:
         records[0] += what == "write" and path.name == "journal"
-        if records[0] == 4:
+        if records[0] == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(disk, "before", stop)

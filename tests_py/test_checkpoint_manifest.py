@@ -16,6 +16,8 @@ from breccia.checkpoint.files.sums import Sums, checksum
 from breccia.checkpoint.judging.complete import complete
 from breccia.checkpoint.judging.rederive import rederive, statement
 from breccia.checkpoint.judging.rederive import render as rederived
+from breccia.checkpoint.planning.targets import parse_target
+from breccia.checkpoint.writing.manifest import Manifest
 from checkpoints import weight, write_shards
 
 # Formats of 8-bit codes with a code that is no number, and that code.
@@ -133,6 +135,28 @@ def test_a_manifest_is_the_same_in_every_run_and_of_none_of_the_source(tmp_path:
     assert json.loads((tmp_path / "c" / "breccia.json").read_text())["to"] == "bf16"
     convert(tmp_path / "a", tmp_path / "d", "bf16", checksums=False)
     assert not (tmp_path / "d" / "breccia.json").exists()
+
+
+def test_a_manifest_has_all_of_a_tensor_of_which_several_are_made(tmp_path: Path) -> None:
+    manifest, raw = Manifest(parse_target("nvfp4"), None), np.arange(200, dtype=np.uint8)
+    for start in (100, 0):
+        read = Sums()
+        read.add("a", start, raw[start : start + 100])
+        manifest.add("out", [], read, Sums())
+    manifest.write(tmp_path / "breccia.json", None)
+    said = json.loads((tmp_path / "breccia.json").read_text())
+    assert said["source"] == {"a": f"0-200={checksum(raw):016x}"}
+
+
+@pytest.mark.parametrize("text", ["0-4=1 0-4=2", "0-4"])
+def test_a_manifest_of_other_checksums_is_refused(text: str, tmp_path: Path) -> None:
+    convert(source(tmp_path / "in"), tmp_path / "out", "bf16")
+    place = tmp_path / "out" / "breccia.json"
+    said = json.loads(place.read_text())
+    next(iter(said["files"].values()))["l.0.0.weight"][2] = text
+    place.write_text(json.dumps(said))
+    with pytest.raises(ValueError, match="must have checksums as convert writes them"):
+        complete(tmp_path / "out")
 
 
 @pytest.mark.parametrize("to", ["nvfp4", "gguf:q8_0"])

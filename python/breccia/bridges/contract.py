@@ -190,7 +190,7 @@ class FileFormat:
         role_name: (name of a logical tensor, role) → the stored name.
         plain_metadata: (name) → the header's entries for a tensor that stays plain.
         header: (names of a file's logical tensors, recipes of the quantized modules by their names, modules with a
-            scale of their activations) → the file's entries.
+            scale of their activations) → the file's entries; None where there are none.
         config: ``write`` of the dialect, for a format that has no more of it.
         vendors_elements: whether `carries` decides about FP8 elements of vendors, too, such as float8_e4m3fnuz; they
             are not carried otherwise.
@@ -241,7 +241,7 @@ class FileFormat:
     store: Callable[[str, Any, Place], tuple[dict[str, Part], dict[str, str]]] | None = None
     role_name: Callable[[str, str], str] = stored_name
     plain_metadata: Callable[[str], dict[str, str]] = _nothing
-    header: Callable[[Sequence[str], Mapping[str, ScalingRecipe], frozenset[str]], dict[str, str]] = _nothing
+    header: Callable[[Sequence[str], Mapping[str, ScalingRecipe], frozenset[str]], dict[str, str]] | None = None
     config: Callable[[Written], dict[str, Any]] | None = None
     vendors_elements: bool = False
     exponents: bool = False

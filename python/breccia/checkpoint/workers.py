@@ -31,7 +31,7 @@ class Workers:
     """Threads that turn pieces into bytes and write them, each with memory of its own."""
 
     def __init__(self, count: int | None = None) -> None:
-        self.count = thread_count(count)
+        self.count = count or thread_count(None)
         self._pool = ThreadPoolExecutor(self.count)
         self._memory: queue.SimpleQueue[np.ndarray[Any, Any]] = queue.SimpleQueue()
         for _ in range(self.count):

@@ -144,26 +144,21 @@ def remove_tree(path: Path, last: str = "") -> bool:
     """Remove a directory and all that is in it, links but not what they lead to, the name ``last`` after all others;
     whether it is gone."""
     try:
-        entries = sorted(os.scandir(path), key=lambda entry: entry.name == last)
+        entries = {entry.name: entry for entry in os.scandir(path)}
     except FileNotFoundError:
         return True
     except OSError:
         return False
+    if last in entries:
+        entries[last] = entries.pop(last)
     gone = True
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            gone &= remove_tree(Path(entry.path))
-        else:
-            gone &= _try(remove, Path(entry.path))
-    return gone and _try(remove_directory, path)
+    for entry in entries.values():
+        gone &= (remove_tree if entry.is_dir(follow_symlinks=False) else try_remove)(Path(entry.path))
+    return gone and try_remove(path, remove_directory)
 
 
-def try_remove(path: Path) -> bool:
+def try_remove(path: Path, call: Callable[[Path], None] = remove) -> bool:
     """Remove a file, if it is there; whether it is gone."""
-    return _try(remove, path)
-
-
-def _try(call: Callable[[Path], None], path: Path) -> bool:
     try:
         call(path)
     except OSError:

@@ -96,13 +96,12 @@ def _locked(fd: int, path: Path) -> bool | None:
     if fcntl is None:
         return None
     try:
-        with disk.reading(path, "lock"):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise
+            raise OSError(error.errno, f"cannot lock {path}: {error.strerror}") from None
         return None
     return True
 

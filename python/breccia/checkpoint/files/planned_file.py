@@ -77,7 +77,8 @@ class PlannedWriter:
 
     def _begin(self, header: bytes, size: int) -> None:
         """Reserve the space, then write the header: a file with a header has its full size."""
-        disk.truncate(self._fd, 0, self.partial)
+        if os.fstat(self._fd).st_size:
+            disk.truncate(self._fd, 0, self.partial)
         disk.reserve(self._fd, size, self.partial)
         disk.write(self._fd, header, 0, self.partial)
 
@@ -149,7 +150,7 @@ class PlannedWriter:
         """Stop without removing the partial file."""
         if self._held is not None:
             self._held.close()
-        self._fd = -1
+        self._held, self._fd = None, -1
 
     def abort(self) -> None:
         """Stop and remove the partial file."""

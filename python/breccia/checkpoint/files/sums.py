@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ _ROW = 32768  # bytes that share a power
 _KEYS = np.frombuffer(hashlib.shake_256(b"breccia checksum").digest(2 * _ROW), "<u8").astype(np.uint64) | np.uint64(1)
 _POWER = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
+_CHANGED = "tensor {!r} must not change while it is read, it did"
 _POWERS = np.multiply.accumulate(np.r_[np.uint64(1), np.full(1023, _POWER, np.uint64)])
 
 
@@ -64,62 +66,56 @@ class Sums:
         self._lock = threading.Lock()
         self._pieces: dict[str, dict[tuple[int, int], int]] = {}
         for name, text in (said or {}).items():
-            for word in text.split():
+            words, pieces = text.split(), self._pieces.setdefault(name, {})
+            for word in words:
                 span, _, sum_of = word.partition("=")
                 start, _, stop = span.partition("-")
-                self._put(name, int(start), int(stop), int(sum_of, 16))
+                pieces[int(start), int(stop)] = int(sum_of, 16)
+            if len(pieces) < len(words):
+                raise ValueError(f"checksums of {name!r} must be of each piece once, one is there twice")
 
     def add(self, name: str, start: int, data: Any) -> None:
         """Add a piece. Raises ValueError where the same piece had other bytes before."""
         raw = memoryview(data).cast("B")
-        self._put(name, start, start + len(raw), checksum(raw, start))
-
-    def _put(self, name: str, start: int, stop: int, sum_of: int) -> None:
+        sum_of = checksum(raw, start)
         with self._lock:
-            before = self._pieces.setdefault(name, {}).setdefault((start, stop), sum_of)
+            before = self._pieces.setdefault(name, {}).setdefault((start, start + len(raw)), sum_of)
         if before != sum_of:
-            raise ValueError(f"tensor {name!r} must not change while it is read, it did")
+            raise ValueError(_CHANGED.format(name))
 
     def merge(self, other: Sums) -> None:
         """Add all pieces of others. Raises ValueError where a piece has other bytes there."""
-        for name, start, stop, sum_of in other:
-            self._put(name, start, stop, sum_of)
-
-    def take(self) -> Sums:
-        """All pieces, which are none of these any more."""
-        taken = Sums()
         with self._lock:
-            taken._pieces, self._pieces = self._pieces, {}
-        return taken
+            for name, pieces in other._pieces.items():
+                there = self._pieces.setdefault(name, {})
+                for span, sum_of in pieces.items():
+                    if there.setdefault(span, sum_of) != sum_of:
+                        raise ValueError(_CHANGED.format(name))
 
     def of(self, name: str) -> list[tuple[tuple[int, int], int]]:
         """First byte and byte after the last, and checksum, of the pieces of one, in the order of their bytes."""
         return sorted(self._pieces.get(name, {}).items())
 
-    def names(self) -> list[str]:
-        """What there are pieces of."""
-        return list(self._pieces)
-
     def joined(self) -> Sums:
         """The same with pieces that follow one another as one, and those inside of others left out."""
         result = Sums()
-        for name in self._pieces:
+        for name, pieces in self._pieces.items():
             whole: list[list[int]] = []
-            for (start, stop), sum_of in sorted(self.of(name), key=lambda piece: (piece[0][0], -piece[0][1])):
+            for start, stop in sorted(pieces, key=lambda span: (span[0], -span[1])) if len(pieces) > 1 else pieces:
+                sum_of = pieces[start, stop]
                 if whole and start == whole[-1][1]:
                     whole[-1][1:] = stop, (whole[-1][2] + sum_of) & _MASK
                 elif not whole or start > whole[-1][1]:
                     whole.append([start, stop, sum_of])
+            there = result._pieces[name] = {}
             for start, stop, sum_of in whole:
-                result._put(name, start, stop, sum_of)
+                there[start, stop] = sum_of
         return result
 
     def said(self) -> dict[str, str]:
         """A line for each name."""
-        lines = {}
-        for name in self._pieces:
-            lines[name] = " ".join([f"{start}-{stop}={sum_of:016x}" for (start, stop), sum_of in self.of(name)])
-        return lines
+        word = "{0[0]}-{0[1]}={1:016x}".format
+        return {name: " ".join(starmap(word, sorted(pieces.items()))) for name, pieces in self._pieces.items()}
 
     def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
         for name in list(self._pieces):

@@ -142,7 +142,7 @@ class _Again(Job):
     def _blamed(self, found: str, file: str, said: dict[str, Any]) -> str:
         """With the first tensor of the source, or else of the file, that is not what it was."""
         assert self.manifest is not None
-        source, some = self.manifest.known(file)
+        source, some = self.manifest.read.joined().said(), self.manifest.known(file)
         for name, sums in source.items():
             if said["source"].get(name, sums) != sums:
                 return f"{found}; base is not what it was made of: tensor {name!r} has other bytes"

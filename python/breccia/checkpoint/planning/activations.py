@@ -119,7 +119,9 @@ class Activations:
     def choices(self, weights: Iterable[Choice], spell: Callable[[str], str]) -> dict[str, list[Choice]]:
         """The tensors to write by the name of the weight that each goes with, of the KV cache by "": with the action
         "copy", "multiply", "divide" or "make". ``weights`` are what becomes of the weights; ``spell`` turns the model's
-        own name of one into the target's."""
+        own name of one into the target's. {} where neither source nor scheme says anything of activations."""
+        if not self.names and not self.has_cache and self.target.asked is None:
+            return {}
         weights, self._spell = list(weights), spell
         quantized = {choice.found.name: choice for choice in weights if choice.recipe is not None}
         same = {choice.found.name for choice in weights if choice.action == "same"}

@@ -46,7 +46,7 @@ __all__ = [
     "wanted",
 ]
 
-QUANTIZED = ("repack", "requantize", "cast", "encode", "keep", "same")  # actions that write codes
+QUANTIZED = frozenset(("repack", "requantize", "cast", "encode", "keep", "same"))  # actions that write codes
 _SCALES = {"F16": "fp16", "BF16": "bf16"}
 _GROUP_SIZES = (128, 64, 32)  # that programs have kernels for
 _INTEGERS = recipes.INT4Scaling, recipes.INT8Scaling

@@ -75,18 +75,7 @@ def config_of(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> 
     given = {m: one.outputs for m, one in rules.items() if one is not None and isinstance(one.outputs, Activations)}
     rows = _of_rows(choices, recipes) if INT4Scaling in set(map(type, recipes.values())) else frozenset[str]()
     said = target.bridge.dialect.write(
-        Written(
-            recipes,
-            ignored,
-            inputs,
-            checkpoint.config,
-            target.cache,
-            activations,
-            kept,
-            patterns,
-            given,
-            rows,
-        )
+        Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns, given, rows)
     )
     if target.source is not None and target.source.source == target.format and "quantization_config" in said:
         same = target.cache is not None and target.cache == target.source.kv_cache

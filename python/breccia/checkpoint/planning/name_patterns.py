@@ -19,7 +19,7 @@ _NO_NAME = ""  # a pattern that matches nothing
 
 def check_names(found: Iterable[Found], target: Target) -> None:
     """Whether each of the target's patterns matches a tensor's name. Raises ValueError where one matches none."""
-    names = [one.name for one in found]
+    names = [one.name for one in found] if target.include or target.exclude else []
     for option, patterns in (("include", target.include), ("exclude", target.exclude)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 from breccia.bridges.parts import Found
 from breccia.checkpoint.planning.choices import LEFT, QUANTIZED, Choice, has_one_level, largest_group
@@ -13,15 +14,7 @@ from breccia.checkpoint.planning.shared_scales import unlike
 from breccia.checkpoint.planning.targets import AUTO, Target
 from breccia.checkpoint.reading.models import is_one_expert
 
-__all__ = [
-    "check_group_size",
-    "of_class",
-    "of_experts",
-    "of_group_size",
-    "of_levels",
-    "of_nothing",
-    "of_rules",
-]
+__all__ = ["check_group_size", "of_class", "of_experts", "of_group_size", "of_levels", "of_nothing", "of_rules"]
 
 
 def check_group_size(target: Target, choices: list[Choice]) -> None:
@@ -41,7 +34,7 @@ def check_group_size(target: Target, choices: list[Choice]) -> None:
 
 def of_nothing(target: Target, choices: list[Choice]) -> list[str]:
     """Whether no tensor is quantized where some should be."""
-    if target.quantizes_nothing or any(c.action in QUANTIZED for c in choices):
+    if target.quantizes_nothing or not QUANTIZED.isdisjoint(map(attrgetter("action"), choices)):
         return []
     return [f"no tensor is quantized: none of the source has a place in {target.spelled}"]
 
@@ -102,7 +95,7 @@ def of_class(target: Target, choices: list[Choice]) -> list[str]:
 def of_experts(target: Target, choices: list[Choice]) -> list[str]:
     """What programs do wrong with experts, and others, that are written."""
     said = target.bridge.readers.misread_experts
-    names = {c.recipe.name for c in choices if c.recipe is not None and is_one_expert(c.found.name)}
+    names = {c.recipe.name for c in choices if c.recipe is not None and is_one_expert(c.found.name)} if said else set()
     notes: list[str] = [Remark(f"experts in {name}: {said[name]}") for name in sorted(names & said.keys())]
     wrong: dict[str, list[str]] = {}
     for choice in choices:

@@ -100,12 +100,12 @@ class Plan:
             elif choice.action == "copy" and len(choice.found.shape) > 1 and is_float(choice.found):
                 kept.append(choice)
         largest = max(kept, key=lambda choice: choice.nbytes).found.name if kept else None
-        beside = {"tensors": len(kept), "bytes": sum(one.nbytes for one in kept), "largest": largest}
+        beside = {"tensors": len(kept), "bytes": sum(map(attrgetter("nbytes"), kept)), "largest": largest}
         return {
             "weights": weights,
             "bits_per_weight": round(bits / weights, 3) if weights else None,
             "bits_per_quantized_weight": round(bits_of_codes / codes, 3) if codes else None,
-            "kept": beside if any(choice.action in QUANTIZED for choice in self.choices) else None,
+            "kept": None if QUANTIZED.isdisjoint(map(attrgetter("action"), self.choices)) else beside,
         }
 
 
@@ -233,6 +233,8 @@ class Planner:
     def _add_activations(self) -> None:
         """What becomes of scales of activations, each behind its weight; the target is told which are written."""
         written = self.activations.choices(self.choices, self.target.spell)
+        if not written:
+            return
         cache = written.pop("", [])
         inputs = frozenset(name.removesuffix(".weight") for name in written)
         outputs = frozenset(self.activations.outputs)
@@ -258,14 +260,15 @@ class Planner:
         if self._rotations is not None:
             found = [self._rotations.undone(one) for one in found]
             self.notes.append(self._rotations.note())
-        if (self._folds and self._factors) or any(n.endswith(".svdquant_lora_a") for n in self.checkpoint.entries):
+        branches = self._quantized and any(n.endswith(".svdquant_lora_a") for n in self.checkpoint.entries)
+        if (self._folds and self._factors) or branches:
             found = [self.checkpoint.folded(one, self._folds) for one in found]
             self._note_folded(found)
         return gathered(found, self.target)
 
     def _refined(self, found: list[Found]) -> list[Found]:
         """The tensors with all that is known of them; what is found out to be odd is noted."""
-        refined = [self.checkpoint.refined(one) for one in found]
+        refined = [one if one.format == "plain" else self.checkpoint.refined(one) for one in found]
         odd: dict[str, list[str]] = {}
         for before, after in zip(found, refined, strict=True):
             for text in after.findings if after is not before else ():
@@ -354,5 +357,8 @@ def _check_outputs(choices: list[Choice], other: Container | None) -> None:
 
 def _together(found: list[Found]) -> dict[str, str]:
     """The first of the modules that become one, by the name of this one."""
-    every = ((one.name, members[0].name) for one in found if (members := one.origin.members))
-    return {name.removesuffix(".weight"): first.removesuffix(".weight") for name, first in every}
+    return {
+        one.name.removesuffix(".weight"): members[0].name.removesuffix(".weight")
+        for one in found
+        if (members := one.origin.members)
+    }

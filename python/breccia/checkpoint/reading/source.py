@@ -364,7 +364,7 @@ class Checkpoint:
         Args:
             found: one of ``found``.
         """
-        for name in set(found.parts.values()):
+        for name in set(found.parts.values()) if self.mapped else ():
             self.home[name].release(name)
 
     def close(self) -> None:

@@ -254,8 +254,8 @@ class Job:
     def _check_beside(self, before: dict[Path, disk.Stamp]) -> None:
         """Whether what lies beside the weights, and is copied, is as it was."""
         now = beside(self.checkpoint)
-        changed = next((path for path in {**before, **now} if before.get(path) != now.get(path)), None)
-        if changed is not None:
+        if now != before:
+            changed = next(path for path in {**before, **now} if before.get(path) != now.get(path))
             raise ValueError(f"{changed}: must not change while its folder is read, it did")
 
     def _all_notes(self) -> list[str]:
@@ -286,7 +286,7 @@ class Job:
     def _write_files(self, files: Files, work: Work) -> None:
         self.checkpoint.sums = Sums() if self.checksums else None
         earlier.look(self.checkpoint, files, work)
-        work.remove_others([name for name, _ in files])
+        work.remove_others(dict(files))
         with contextlib.closing(Workers(self.threads)) as workers:
             for name, choices in files:
                 self._write(name, choices, work, workers)
@@ -362,7 +362,9 @@ class Job:
             counts = {choice.found.name: bad} if bad else {}
             said = self.rounded.get(choice.found.name)
             rounded = {} if said is None else {choice.found.name: said}
-            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts, losses, rounded)
+            pending[name_of] = Done(self.checkpoint.sums or Sums(), writer.sums or Sums(), counts, losses, rounded)
+            if self.checksums:
+                self.checkpoint.sums, writer.sums = Sums(), Sums()
             self._keep(name, [choice], pending[name_of])
             written += choice.nbytes
             if written >= _SYNC_EVERY or time.monotonic() - begin >= _SYNC_SECONDS:
@@ -382,7 +384,8 @@ class Job:
         told = self.plan.choices if bridge.container.header_of_all else choices
         for choice in told:
             metadata |= choice.metadata
-        metadata |= bridge.header([c.found.name for c in told], modules_of(told), self.target.inputs)
+        if bridge.header is not None:
+            metadata |= bridge.header([c.found.name for c in told], modules_of(told), self.target.inputs)
         if not self.plan.into_directory and not bridge.container.whole and (said := self.plan.config.quantization):
             metadata["quantization_config"] = json.dumps(said)
         tensors = [(choice.found, choice.outputs) for choice in choices]
@@ -409,7 +412,3 @@ class Job:
             "accounted": str(self.plan.account),
             "account": {"tensors": self.plan.account.tensors, "keys": self.plan.account.keys},
         }
-
-
-def _taken(sums: Sums | None) -> Sums:
-    return Sums() if sums is None else sums.take()

@@ -24,11 +24,11 @@ def look(checkpoint: Checkpoint, files: Files, work: Work) -> None:
     stale: list[tuple[str, str]] = []
     known: dict[tuple[str, int, int], bool] = {}
     sums, checkpoint.sums = checkpoint.sums, None
-    for file, choices in files if touched else ():
+    for file, choices in files if touched and work.records else ():
         for choice, done in _done(choices, work.done(file)):
             homes = {name: checkpoint.home.get(name) for name in choice.found.parts.values()}
             names = {name for name, home in homes.items() if home is not None and home.path.name in touched}
-            other = names - set(done.read.names())
+            other = names - {piece[0] for piece in done.read}
             for piece in done.read:
                 name = piece[0]
                 if name not in checkpoint.home:

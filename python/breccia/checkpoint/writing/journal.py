@@ -12,7 +12,7 @@ from pathlib import Path
 
 from breccia.checkpoint.files import disk
 
-__all__ = ["Journal", "Record", "read_journal"]
+__all__ = ["Journal", "Record", "first_record", "read_journal"]
 
 _MAGIC = b"breccia journal\n"
 _SUM = 16
@@ -38,6 +38,12 @@ def read_journal(path: Path, identity: bytes) -> tuple[list[Record], int]:
     return records, at
 
 
+def first_record(path: Path) -> Record:
+    """The first record, of whichever conversion. Raises ValueError where there is none."""
+    raw, at = path.read_bytes() if path.is_file() else b"", len(_MAGIC) + 4
+    return tuple(json.loads(raw[at : at + int.from_bytes(raw[at - 4 : at], "little")]))
+
+
 def _mark(key: bytes, at: int, text: bytes) -> bytes:
     return hashlib.blake2b(struct.pack("<Q", at) + text, digest_size=_SUM, key=key).digest()
 
@@ -59,25 +65,20 @@ class Journal:
         try:
             if self._end < os.fstat(self._fd).st_size:
                 disk.truncate(self._fd, self._end, path)
-            if not self._end:
-                self._append(_MAGIC)
         except BaseException:
             self.close()
             raise
 
     def add(self, records: list[Record]) -> None:
         """Append records; they are on disk when this returns."""
-        data, at = bytearray(), self._end
+        data, at = bytearray(b"" if self._end else _MAGIC), self._end
         for record in records:
             text = json.dumps(record).encode()
             data += struct.pack("<I", len(text)) + text + _mark(self._key, at + len(data), text)
-        self._append(bytes(data))
-        self.last = records[-1:] or self.last
-
-    def _append(self, data: bytes) -> None:
-        disk.write(self._fd, data, self._end, self.path)
+        disk.write(self._fd, bytes(data), at, self.path)
         disk.sync(self._fd, self.path)
         self._end += len(data)
+        self.last = records[-1:] or self.last
 
     def close(self) -> None:
         """Let go of the file."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from breccia.comparison import Comparison
@@ -34,8 +35,8 @@ class Loss(NamedTuple):
 
 def summed(sums: Sequence[Comparison], again: bool = False) -> Loss:
     """The loss of a tensor of which pieces were compared; ``again``: see `Loss`."""
-    signal, noise = math.fsum([one.signal for one in sums]), math.fsum([one.noise for one in sums])
-    return Loss(signal, noise, all(one.equal for one in sums), again)
+    signal, noise = math.fsum(map(attrgetter("signal"), sums)), math.fsum(map(attrgetter("noise"), sums))
+    return Loss(signal, noise, all(map(attrgetter("equal"), sums)), again)
 
 
 def lost(losses: Mapping[str, Loss]) -> dict[str, Any] | None:

@@ -46,25 +46,29 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 class Manifest:
-    """What is known of an output while it is made."""
+    """What is known of an output while it is made; ``read``: checksums of all that was read so far."""
 
     def __init__(self, target: Target, request: Request | None) -> None:
         self._target, self._request = target, request
-        self._source: dict[str, str] = {}
-        self._files: dict[str, dict[str, list[str]]] = {}
+        self.read = Sums()
+        self._files: dict[str, tuple[dict[str, list[str]], Sums]] = {}
 
     def add(self, file: str, choices: Iterable[Choice], read: Sums, wrote: Sums) -> None:
         """What was written of some tensors in a file of the output, and what was read for them."""
-        self._source.update(read.joined().said())
-        said = wrote.joined().said()
-        some = self._files.setdefault(file, {})
+        self.read.merge(read)
+        if file not in self._files:
+            self._files[file] = {}, Sums()
+        some, sums = self._files[file]
+        sums.merge(wrote)
         for choice in choices:
             for output in choice.outputs:
-                some[output] = [choice.action, choice.found.name, said.get(output, "")]
+                some[output] = [choice.action, choice.found.name]
 
-    def known(self, file: str) -> tuple[dict[str, str], dict[str, list[str]]]:
-        """Checksums of all that was read so far, and what is known of the tensors of a file."""
-        return self._source, self._files[file]
+    def known(self, file: str) -> dict[str, list[str]]:
+        """What is known of the tensors of a file."""
+        some, sums = self._files[file]
+        said = sums.joined().said()
+        return {name: [*some[name], said.get(name, "")] for name in sorted(some)}
 
     def write(self, place: Path, sha256: Mapping[str, Any] | None) -> None:
         """Write it; ``sha256`` are those of tensors."""
@@ -73,8 +77,8 @@ class Manifest:
             said |= {"to": request.to, "options": request.said(), "data": _data(self._target, request)}
         if self._target.feedback is not None:
             said["repeatable"] = _OF_BLAS
-        said["source"] = dict(sorted(self._source.items()))
-        said["files"] = {name: dict(sorted(some.items())) for name, some in sorted(self._files.items())}
+        said["source"] = dict(sorted(self.read.joined().said().items()))
+        said["files"] = {name: self.known(name) for name in sorted(self._files)}
         disk.write_file(place, json.dumps(said | ({"sha256": sha256} if sha256 else {})).encode() + b"\n")
 
 
@@ -134,7 +138,7 @@ class Written:
         checkpoint = self._checkpoint
         if checkpoint.sums is None:
             return []
-        was = checkpoint.sums.take().joined()
+        was, checkpoint.sums = checkpoint.sums.joined(), Sums()
         wrong = []
         for name in dict.fromkeys(found.parts.values()):
             wanted, got = self._sums.of(name), was.of(name)
@@ -145,5 +149,5 @@ class Written:
                 entry = checkpoint.entries[name]
                 fits = all(span[1] <= entry.nbytes for span, _ in wanted)
                 wrong += [] if fits and not any(differing(pieces, checkpoint.span)) else [name]
-                checkpoint.sums.take()
+                checkpoint.sums = Sums()
         return wrong

@@ -187,7 +187,8 @@ def finish(
         parts: how many; None looks at what is there.
         progress: draw a line on a terminal.
         strict: as for `convert`.
-        checksums: read the source and the parts again, and compare them with the parts' checksums.
+        checksums: read the source and the parts again, compare them with the parts' checksums, and write these into
+            ``breccia.json``.
         options: as they were for the parts.
 
     Returns:
@@ -354,13 +355,13 @@ class _Parts(Job):
                 f"parts must all be there before --finish, {len(missing)} of {self.parts} are not: "
                 f"run --part I/{self.parts} for I = {', '.join(map(str, missing[:_SHOWN]))}{more}"
             )
-        for part in range(1, self.parts + 1):
-            choices = dict(self._files_of(part))
-            for name, done in part_sums.read(self._place(part), self.checksums).items():
-                super()._keep(name, choices[name], done)
-                self._of_parts[self._place(part), name] = done
+        places = {self._place(part): dict(self._files_of(part)) for part in range(1, self.parts + 1)}
+        for place in places:
+            self._of_parts |= {(place, name): done for name, done in part_sums.read(place, self.checksums).items()}
         if self.checksums:
             part_sums.check_source(self.checkpoint, self._of_parts, self.threads)
+        for (place, name), done in self._of_parts.items():
+            super()._keep(name, places[place][name], done)
         report = self.run()
         if not disk.remove_tree(self.folder):
             report["notes"].append(f"{self.folder} is not needed any more and could not be removed")

@@ -19,7 +19,7 @@ from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.identity import Identity
 from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.reading.folder import absent
-from breccia.checkpoint.writing.journal import Journal, Record, read_journal
+from breccia.checkpoint.writing.journal import Journal, Record, first_record, read_journal
 from breccia.checkpoint.writing.losses import Loss
 from breccia.checkpoint.writing.manifest import place_of
 
@@ -185,8 +185,8 @@ class Work:
             )
 
     def _begin(self, identity: Identity) -> None:
-        path, said = self.path / "journal", json.dumps(identity).encode()
-        key = hashlib.sha256(said).digest()
+        path, said = self.path / "journal", json.dumps(identity)
+        key = hashlib.sha256(said.encode()).digest()
         self._put_back()
         if os.path.lexists(self.destination):
             records, _ = read_journal(path, key)
@@ -204,12 +204,11 @@ class Work:
                 f"destination must not be there, {self.destination} is: it is complete, an earlier conversion to it "
                 f"was stopped while it tidied up"
             )
+        self._note_other(identity, path)
         self._journal = Journal(path, key)
         if not self._journal.records:
-            self._note_other(identity)
             disk.remove_tree(self.out)
-            disk.write_file(self.path / "identity", said)
-            self._journal.add([("begin",)])
+            self._waiting.append(("begin", said))
         disk.make_directory(self.out)
         self.stamps: dict[str, list[int]] = {}
         for kind, *words in self._journal.records:
@@ -225,13 +224,13 @@ class Work:
         self._recorded = any(self.records.values())
         self._start -= _WORTH if self._recorded else 0
 
-    def _note_other(self, identity: Identity) -> None:
+    def _note_other(self, identity: Identity, journal: Path) -> None:
         """Say which of the things that the output depends on was another in an earlier run: the first, on which
         others depend."""
         try:
-            before = json.loads((self.path / "identity").read_bytes())
+            before = json.loads(first_record(journal)[1])
             changed = [what for what, digest in identity.items() if before.get(what) != digest]
-        except (OSError, ValueError, AttributeError):
+        except (OSError, IndexError, TypeError, ValueError, AttributeError):
             return
         if changed:
             self.notes.append(Remark(f"all is made anew: an earlier run was of other {changed[0]}"))
@@ -252,7 +251,7 @@ class Work:
         assert self._journal is not None
         for file, name in tensors:
             del self.records[file][name]
-        self._waiting = [*(("again", *one) for one in tensors), ("stamps", json.dumps(stamps))]
+        self._waiting += [*(("again", *one) for one in tensors), ("stamps", json.dumps(stamps))]
         if tensors:
             self._add([])
 
@@ -362,11 +361,12 @@ class Work:
             raise FileExistsError(f"destination must not be there, {self.destination} is")
         if self._directory and os.path.lexists(self.destination):
             disk.rename(self.destination, self._old)
-        manifest, old = place_of(self._made), place_of(self.destination)
-        if not self._directory and manifest.exists():
-            disk.rename(manifest, old)
-        elif not self._directory and old.exists():
-            disk.remove(old)  # of a file that was here
+        if not self._directory:
+            manifest, old = place_of(self._made), place_of(self.destination)
+            if manifest.exists():
+                disk.rename(manifest, old)
+            elif old.exists():
+                disk.remove(old)  # of a file that was here
         disk.rename(self._made, self.destination)
 
     def _forget_that_it_is_complete(self) -> None:
