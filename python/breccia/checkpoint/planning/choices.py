@@ -234,7 +234,7 @@ def _encode(found: Found, target: Target, kind: Kind) -> Choice:
             else _as_bfloat16(found, target, why)
         )
     else:
-        same = found.format == target.format and found.kind == own.name
+        same = found.format == target.format and found.kind == own.name and found.origin.cut is None
         made = Choice(found, "keep" if same else "encode", {target.spell(found.name): (own.name, found.shape)})
     if columns % kind.block == 0 or made.note:
         return made

@@ -324,6 +324,8 @@ class Checkpoint:
         Returns:
             uint8, flat.
         """
+        if found.origin.members:
+            return np.concatenate([self.blocks(one) for one in found.origin.members])
         array = self._in_order(found, self._one(found, found.parts["blocks"]))
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
