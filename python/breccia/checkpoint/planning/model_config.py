@@ -106,11 +106,10 @@ def words_of(checkpoint: Checkpoint, target: Target) -> tuple[dict[str, str], li
 
 
 def _of_rows(choices: list[Choice], recipes: dict[str, ScalingRecipe]) -> frozenset[str]:
-    """The modules of INT4 where each has one group to a row; none where these are of a size that groups have."""
-    int4 = {module: recipe.group_size for module, recipe in recipes.items() if isinstance(recipe, INT4Scaling)}
+    """The modules of INT4 where each has one group to a row; none where one has more."""
+    int4 = frozenset(module for module, recipe in recipes.items() if isinstance(recipe, INT4Scaling))
     of_rows = [c for c in choices if isinstance(c.recipe, INT4Scaling) and c.recipe.group_size == c.found.shape[-1]]
-    every = len(of_rows) == len(int4) and not {32, 64, 128}.issuperset(int4.values())
-    return frozenset(int4 if every else ())
+    return int4 if int4 <= modules_of(of_rows).keys() else frozenset()
 
 
 def _patterns_left(source: ModelScheme | None, quantized: Iterable[str]) -> tuple[Match, ...]:
