@@ -312,7 +312,7 @@ def test_scales_of_keys_and_values_of_quark(to, tmp_path):
     assert breccia.scheme(tmp_path / "out").rule(ATTENTION[1]).inputs == STATIC
 
 
-def test_transforms_stay_or_are_said_to_go(model, tmp_path):
+def test_transforms_stay_or_are_turned_back(model, tmp_path):
     """compressed-tensors' own words for what is done to inputs before a product."""
     convert(model, tmp_path / "a", "compressed-tensors", rules=["*.self_attn.*=fp8,inputs=none"])
     config = json.loads((tmp_path / "a" / "config.json").read_text())
@@ -323,7 +323,8 @@ def test_transforms_stay_or_are_said_to_go(model, tmp_path):
     assert said(tmp_path / "b")["transform_config"] == transforms
     assert report["notes"] == []
     report = convert(tmp_path / "a", tmp_path / "c", "mlx")
-    assert any(note.startswith("transform_config of the source is left out") for note in report["notes"])
+    assert any(note.startswith("rotations (transform_config) are turned back in weights") for note in report["notes"])
+    assert "transform_config" not in (tmp_path / "c" / "config.json").read_text()
 
 
 def test_the_scheme_of_one_model_makes_another_alike(model, moments, tmp_path, capsys):
