@@ -191,8 +191,8 @@ def table(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         opens[row["format"]] = "; ".join(part for part in (", ".join(every), row["needs"]) if part)
     yield f"{'bits':>6}  {'name':<19} opens in; needs"
     for name, recipes in folded.items():
-        yield f"{_HEADS.get(name, f'{name}:'):<27} {opens[name]}".rstrip()
+        yield from wrapped(f"{_HEADS.get(name, f'{name}:'):<27} {opens[name]}".rstrip(), 28)
         for bits, keys in recipes.items():
-            yield f"{shown[bits]:>6}  {', '.join(keys)}"
+            yield from wrapped(f"{shown[bits]:>6}  {', '.join(keys)}", 8)
     yield ""
     yield from wrapped("FORMAT alone keeps what the source has, or takes the first of its recipes")

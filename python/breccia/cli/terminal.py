@@ -125,9 +125,9 @@ def after(name: str, text: str) -> list[str]:
     return [line] if len(line) <= COLUMNS else [name, f"  {text}"]
 
 
-def wrapped(text: str) -> list[str]:
-    """Lines of at most 80 columns, words whole."""
+def wrapped(text: str, indent: int = 2) -> list[str]:
+    """Lines of at most 80 columns, words whole, all but the first so far to the right."""
     text = one_line(text)
     if len(text) <= COLUMNS:
         return [text]
-    return textwrap.wrap(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(text, COLUMNS, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
