@@ -31,6 +31,8 @@ _POWERS = np.multiply.accumulate(np.r_[np.uint64(1), np.full(1023, _POWER, np.ui
 def checksum(data: Any, start: int = 0) -> int:
     """Of bytes, the first of which is that number of its tensor's."""
     raw = np.frombuffer(memoryview(data).cast("B"), np.uint8)
+    if not raw.size:
+        return 0
     row, lead = divmod(start, _ROW)
     total = 0
     if lead or raw.size < _ROW:

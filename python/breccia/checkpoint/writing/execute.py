@@ -228,10 +228,13 @@ def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
 
 
 def _copy(read: Read, nbytes: int, name: str, sink: Sink) -> None:
-    def work(at: int, _: Array) -> None:
+    def work(at: int, _: Any = None) -> None:
         sink.put(name, read(at, min(at + 4 * PIECE, nbytes)), at, copied=True)
 
-    sink.workers.each(work, iter(range(0, nbytes, 4 * PIECE)))
+    if nbytes > 4 * PIECE:
+        sink.workers.each(work, iter(range(0, nbytes, 4 * PIECE)))
+    elif nbytes:
+        work(0)
 
 
 def _convert(read: Read, nbytes: int, source: str, name: str, dtype: str, sink: Sink) -> None:
