@@ -166,7 +166,7 @@ def _host(array: Any, name: str) -> np.ndarray[Any, Any]:
     if hasattr(array, "detach"):  # torch: a GPU's too
         array = array.detach().cpu()
         array = array.float() if dtype.endswith("16") else array
-    if dtype == "bfloat16" and not isinstance(array, np.ndarray):
+    elif dtype == "bfloat16" and not isinstance(array, np.ndarray):
         array = array.astype(frameworks.of(array).dtype("float32"))  # of MLX, which NumPy cannot read
     host = np.asarray(array)
     check_float32(host, name)

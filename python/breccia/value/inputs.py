@@ -30,19 +30,16 @@ def side_array(given: Any, argument: str) -> np.ndarray[Any, np.dtype[np.float32
     if hasattr(given, "detach"):  # torch: a GPU's too
         given = given.detach().cpu()
         given = given.float() if given.is_floating_point() and given.itemsize < 4 else given
+    wanted = "a number or an array of numbers" if argument == "amax" else "an array of numbers"
     try:
         array = np.asarray(given)
-        if array.dtype.kind not in "fiub" and not array.dtype.name.startswith(("bfloat16", "float8")):
-            raise TypeError(f"dtype {array.dtype}")
-        check_float32(array, argument)
-        return np.ascontiguousarray(array, np.float32) if array.ndim else array.astype(np.float32)
-    except ValueError:
-        raise
     except Exception as error:  # JAX and torch have errors of their own for what is traced
-        kind = type(given).__name__
-        raise TypeError(
-            f"{argument} must be a number or an array of numbers with values, got {kind}: {error}"
-        ) from None
+        raise TypeError(f"{argument} must be {wanted} with values, got {type(given).__name__}: {error}") from None
+    if array.dtype.kind not in "fiub" and not array.dtype.name.startswith(("bfloat16", "float8")):
+        got = f"dtype {array.dtype}" if hasattr(given, "dtype") else repr(given)
+        raise TypeError(f"{argument} must be {wanted}, got {got}")
+    check_float32(array, argument)
+    return np.ascontiguousarray(array, np.float32) if array.ndim else array.astype(np.float32)
 
 
 def check_float32(array: np.ndarray[Any, Any], argument: str) -> None:
