@@ -143,7 +143,8 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
         return cast_here(x, recipe)
     if launches.quiet(x):
         return launches.cast(x, recipe)
-    _check_fake(x=x.detach())
+    _check_fake(x=x)
+    check_transforms(x=x.detach())  # whose derivatives do not go through codes
     if _has_rules_to_load(x):
         return cast(x, recipe)
     name = dtype_name(x)
@@ -215,7 +216,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
     kind = float_dtype(dtype) if out is None else out.dtype
     if not is_plain(scaled.data):
-        _check_fake(scaled=scaled)
+        _check_operands(scaled=scaled)
         if out is None and launches.quiet(scaled.data):
             return launches.dequantize(scaled, kind)
         made = torch.ops.breccia.dequantize(*flatten(scaled), kind)
@@ -238,7 +239,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     if type(scaled.data) in conversions_of_subclasses:
         return conversions_of_subclasses[type(scaled.data)](scaled, recipe)  # type: ignore[no-any-return]
     if not is_plain(scaled.data):
-        _check_fake(scaled=scaled)
+        _check_operands(scaled=scaled)
         made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
         return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
     return requantize_here(scaled, recipe)
@@ -259,7 +260,7 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     if forward_ad._current_level >= 0:
         check_tangents(a=a, b=b)
     if not is_plain(data_of(a), data_of(b)) or needs_grad(a) or needs_grad(b):
-        _check_fake(a=a, b=b)
+        _check_operands(a=a, b=b)
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
     _core.matmul_into(_readable(a, "a"), _readable(b, "b"), core_array(out, "out"), precision)
@@ -279,7 +280,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias:
     elif precision == "exact" and (not w.data.is_cpu or is_plain(x, w.data)):
         y = gradients.eager(x, w, None, "", kind)
     if y is None and w.data.is_cpu and not is_plain(x, w.data):
-        _check_fake(x=x, w=w)
+        _check_operands(x=x, w=w)
     return y
 
 
@@ -394,11 +395,16 @@ def _check_dense(x: Any, argument: str) -> None:
         raise TypeError(f"{argument} must be a dense tensor (layout torch.strided), got {got}")
 
 
+def _check_operands(**operands: Any) -> None:
+    """Refuses what `_check_fake` refuses, and what a transform of torch.func follows, for which operators have no
+    rules."""
+    check_transforms(**operands)
+    _check_fake(**operands)
+
+
 def _check_fake(**operands: Any) -> None:
-    """Refuses real tensors where one is fake, or where a mode makes all so: torch would; and what a transform of
-    torch.func follows, for which operators have no rules."""
+    """Refuses real tensors where one is fake, or where a mode makes all so: torch would."""
     arrays = {argument: data_of(operand) for argument, operand in operands.items()}
-    check_transforms(**arrays)
     if torch.compiler.is_dynamo_compiling() or (
         all(type(array) in EXACT_TYPES for array in arrays.values()) and not torch._C._len_torch_dispatch_stack()
     ):
