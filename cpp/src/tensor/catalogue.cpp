@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -337,35 +338,36 @@ Recipe make_recipe(std::string_view name, const Fields& fields) {
 
 namespace {
 
-// The number that stands for a field's value in a type, whose enumerators are the choices in their order.
-template <class T>
-std::int64_t number_of_member(const FieldSpec& spec, T x) {
-    if constexpr (std::is_enum_v<T>) {
-        const auto place = std::int64_t{static_cast<std::uint8_t>(x)};
-        return place <= std::ranges::count(spec.text, '|') ? place : choice_of(spec, "choice " + std::to_string(place));
-    } else if constexpr (std::is_same_v<T, std::optional<std::int64_t>>) {
-        return number_of(spec, x ? FieldValue(*x) : FieldValue());
-    } else {
-        return number_of(spec, x);
+// A field of a type: enumerators stand for the choices in their order.
+struct TypedField {
+    std::string_view name;
+    FieldValue value;
+
+    template <class T>
+    TypedField(std::string_view field, T x) : name(field) {
+        if constexpr (std::is_enum_v<T>)
+            value = std::int64_t{static_cast<std::uint8_t>(x)};
+        else
+            value = x;
     }
+    TypedField(std::string_view field, std::optional<std::int64_t> x) : name(field) {
+        if (x) value = *x;
+    }
+};
+
+std::int64_t number_of(const FieldSpec& spec, const TypedField& field) {
+    if (spec.kind != Kind::choice) return number_of(spec, field.value);
+    const std::int64_t place = std::get<std::int64_t>(field.value);
+    if (place <= std::ranges::count(spec.text, '|')) return place;
+    return choice_of(spec, "choice " + std::to_string(place));
 }
 
-bool has_one_value(const FieldSpec& spec) {
-    return spec.kind == Kind::fixed || (spec.kind == Kind::choice && spec.default_choice() == spec.text);
-}
-
-// Of a type's members: a value for each field of the row that takes several, in the order of the row.
-template <class... Members>
-Recipe recipe_of(std::string_view short_name, Members... members) {
+Recipe recipe_of(std::string_view short_name, std::initializer_list<TypedField> fields) {
     const RecipeRow& row = *std::ranges::find(rows, short_name, &RecipeRow::short_name);
     FieldNumbers numbers(row.fields);
-    const auto* spec = row.fields.data();
-    const auto put = [&](auto member) {
-        while (has_one_value(*spec)) ++spec;
-        numbers[spec->name] = number_of_member(*spec, member);
-        ++spec;
-    };
-    (put(members), ...);
+    for (const FieldSpec& spec : row.fields)
+        if (const auto* given = std::ranges::find(fields, spec.name, &TypedField::name); given != fields.end())
+            numbers[spec.name] = number_of(spec, *given);
     return named(row, numbers);
 }
 
@@ -373,17 +375,60 @@ Recipe recipe_of(std::string_view short_name, Members... members) {
 
 namespace recipes {
 
-delayed::operator Recipe() const { return recipe_of("delayed", fp8_format, amax_history_len, margin, scale_rule); }
-current::operator Recipe() const { return recipe_of("current", fp8_format, granularity, scale_rule, scale_search); }
-block::operator Recipe() const { return recipe_of("block", fp8_format, block_k, block_m, scale_format, scale_search); }
-expanded::operator Recipe() const { return recipe_of("expanded", fp8_format, group_size); }
-mxfp8::operator Recipe() const { return recipe_of("mxfp8", fp8_format, scale_rounding, scale_search); }
-mxfp6::operator Recipe() const { return recipe_of("mxfp6", fp6_format, scale_rounding, scale_search); }
-mxfp4::operator Recipe() const { return recipe_of("mxfp4", scale_rounding, scale_search); }
-nvfp4::operator Recipe() const { return recipe_of("nvfp4", two_level, scale_search, scale_rule, global_scale_form); }
-int4::operator Recipe() const { return recipe_of("int4", group_size, is_signed, scale_dtype, symmetric, scale_search); }
-int8::operator Recipe() const { return recipe_of("int8", group_size, scale_dtype, symmetric, scale_search); }
-int8_expanded::operator Recipe() const { return recipe_of("int8_expanded", group_size); }
+delayed::operator Recipe() const {
+    return recipe_of("delayed", {{"fp8_format", fp8_format},
+                                 {"amax_history_len", amax_history_len},
+                                 {"margin", margin},
+                                 {"scale_rule", scale_rule}});
+}
+current::operator Recipe() const {
+    return recipe_of("current", {{"fp8_format", fp8_format},
+                                 {"granularity", granularity},
+                                 {"scale_rule", scale_rule},
+                                 {"scale_search", scale_search}});
+}
+block::operator Recipe() const {
+    return recipe_of("block", {{"fp8_format", fp8_format},
+                               {"block_k", block_k},
+                               {"block_m", block_m},
+                               {"scale_format", scale_format},
+                               {"scale_search", scale_search}});
+}
+expanded::operator Recipe() const {
+    return recipe_of("expanded", {{"fp8_format", fp8_format}, {"group_size", group_size}});
+}
+mxfp8::operator Recipe() const {
+    return recipe_of("mxfp8",
+                     {{"fp8_format", fp8_format}, {"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
+}
+mxfp6::operator Recipe() const {
+    return recipe_of("mxfp6",
+                     {{"fp6_format", fp6_format}, {"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
+}
+mxfp4::operator Recipe() const {
+    return recipe_of("mxfp4", {{"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
+}
+nvfp4::operator Recipe() const {
+    return recipe_of("nvfp4", {{"two_level", two_level},
+                               {"scale_search", scale_search},
+                               {"scale_rule", scale_rule},
+                               {"global_scale_form", global_scale_form}});
+}
+int4::operator Recipe() const {
+    return recipe_of("int4", {{"group_size", group_size},
+                              {"signed", is_signed},
+                              {"scale_dtype", scale_dtype},
+                              {"symmetric", symmetric},
+                              {"scale_search", scale_search}});
+}
+int8::operator Recipe() const {
+    return recipe_of("int8", {{"group_size", group_size},
+                              {"scale_dtype", scale_dtype},
+                              {"symmetric", symmetric},
+                              {"scale_search", scale_search}});
+}
+
+int8_expanded::operator Recipe() const { return recipe_of("int8_expanded", {{"group_size", group_size}}); }
 
 }  // namespace recipes
 
