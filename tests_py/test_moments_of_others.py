@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from breccia.moments import Moments, save_moments
 
-pytest.importorskip("safetensors")
-from safetensors.numpy import save_file
+save_file = pytest.importorskip("safetensors.numpy").save_file
 
 NAMES = [f"model.layers.{i}.mlp.up_proj" for i in range(3)]
 

@@ -3,10 +3,11 @@
 
 import breccia
 import cases
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.autograd import LinearRecipes
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 X, BIAS = cases.normal((32, 256)), cases.normal((64,), seed=2, scale=30.0)
 WEIGHT = cases.normal((64, 256), seed=1)
