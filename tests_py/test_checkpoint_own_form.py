@@ -138,19 +138,19 @@ LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 @pytest.mark.parametrize(
     ("said", "wanted"),
     [
-        ({"rope_parameters": ROPE}, {"rope_theta": 5e5}),
+        ({"rope_parameters": ROPE}, {"rope_theta": 5e5, "rope_scaling": None}),
         (
             {"rope_parameters": LINEAR},
             {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 4.0}},
         ),
         (
             {"rope_parameters": {"full_attention": ROPE, "sliding_attention": {**ROPE, "rope_theta": 1e4}}},
-            {"rope_theta": 5e5, "rope_local_base_freq": 1e4},
+            {"rope_theta": 5e5, "rope_scaling": None, "rope_local_base_freq": 1e4},
         ),
         ({"num_local_experts": 8}, {"num_experts": 8}),
         (
             {"num_local_experts": 8, "num_experts": 4, "rope_theta": 1.0, "rope_parameters": ROPE},
-            {"num_experts": 4, "rope_theta": 1.0},
+            {"num_experts": 4, "rope_theta": 1.0, "rope_scaling": None},
         ),
         ({"text_config": {"hidden_size": 8, "rope_parameters": ROPE}}, {}),
         ({}, {}),
@@ -165,7 +165,7 @@ def test_mlx_is_told_the_models_numbers_by_its_own_names(said: Any, wanted: Any,
         text = added.pop("text_config", None)
         assert added == {k: v for k, v in said.items() if k != "text_config"} | (wanted if "mlx" in to else {})
         if text is not None:
-            assert text == {**said["text_config"], **({"rope_theta": 5e5} if "mlx" in to else {})}
+            assert text == {**said["text_config"], **({"rope_theta": 5e5, "rope_scaling": None} if "mlx" in to else {})}
 
 
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
