@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from breccia import bridges
+from breccia.bridges import lookup
 from breccia.bridges.contract import FileFormat, registered
 
 __all__ = ["register", "unregister"]
@@ -21,7 +21,7 @@ def register(bridge: FileFormat) -> None:
     name = bridge.name
     if not name or name != name.strip().lower() or ":" in name or name == "plain":
         raise ValueError(f"bridge.name must be a word in lower case without ':', got {name!r}")
-    if name in bridges.registry():
+    if name in lookup.registry():
         raise ValueError(f"bridge.name must be new, there is a format {name!r}")
     registered[name] = bridge
     _forget()
@@ -41,5 +41,5 @@ def unregister(name: str) -> None:
 
 
 def _forget() -> None:
-    for known in (bridges._by_name, bridges.containers, bridges.owned, bridges.config_files):
+    for known in (lookup._by_name, lookup.containers, lookup.owned, lookup.config_files):
         known.cache_clear()
