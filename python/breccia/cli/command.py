@@ -108,6 +108,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     convert.add_argument(
         "--set",
+        dest="rules",
         action="append",
         default=[],
         metavar="RULE",

@@ -10,7 +10,7 @@ from breccia.cli import conversion
 from breccia.cli.arguments import progress_of
 from breccia.cli.errors import said
 from breccia.cli.printing import show
-from breccia.cli.rounding import rounding_lines, rounding_options
+from breccia.cli.rounding import rounding_lines
 from breccia.cli.terminal import after, wrapped
 
 __all__ = ["convert", "merge_lora"]
@@ -19,6 +19,7 @@ __all__ = ["convert", "merge_lora"]
 def convert(args: argparse.Namespace) -> int:
     """``breccia convert``."""
     from breccia import checkpoint
+    from breccia.checkpoint.planning.request import Options
     from breccia.checkpoint.planning.target_list import targets
     from breccia.checkpoint.planning.targets import parse_target
 
@@ -26,10 +27,7 @@ def convert(args: argparse.Namespace) -> int:
         rows = targets()
         show(args, rows, "\n".join(conversion.table(rows)))
         return 0
-    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
-    asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "amax": args.amax}
-    options |= {"rules": args.set, **asked}
-    options |= rounding_options(args)
+    options: dict[str, Any] = {name: getattr(args, name) for name in Options.__annotations__}
     if args.dry_run:
         return _dry_run(args, options)
     if "," in args.to:

@@ -9,9 +9,7 @@ from typing import Any
 from breccia import _core
 from breccia.cli.arguments import number
 
-__all__ = ["add_rounding", "rounding_lines", "rounding_options"]
-
-_OPTIONS = ("imatrix", "moments", "method", "order", "damp")
+__all__ = ["add_rounding", "rounding_lines"]
 
 
 def add_rounding(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +38,6 @@ def add_rounding(parser: argparse.ArgumentParser) -> None:
     )
     damping = f"damping of gptq, as a share of the mean diagonal (default: {_core.GPTQ_DAMP:g})"
     parser.add_argument("--damp", type=number, metavar="SHARE", help=damping)
-
-
-def rounding_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that `convert`, `plan` and `finish` take."""
-    return {option: getattr(args, option) for option in _OPTIONS}
 
 
 def rounding_lines(errors: dict[str, dict[str, Any]]) -> list[str]:

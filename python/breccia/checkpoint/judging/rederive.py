@@ -62,7 +62,7 @@ def rederive(
     options: dict[str, Any] = dict(said["options"]) | _files(said.get("data", {}), data)
     if "scheme" in options:
         options["scheme"] = ModelScheme.from_toml(options["scheme"])
-    request = Request.of(str(said.get("to")), **options)
+    request = Request(str(said.get("to")), **options)
     notes = [f"made by breccia {said['breccia']}, this is {__version__}"] if said["breccia"] != __version__ else []
     notes += [str(said["repeatable"])] if "repeatable" in said else []
     with request.opened(base, request.target()) as (checkpoint, target):

@@ -8,18 +8,25 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
-from breccia.checkpoint.arguments import patterns_of
+from breccia import _core
+from breccia.checkpoint.arguments import path_of, patterns_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.planning.asked import Asked, asked_of
-from breccia.checkpoint.planning.rounding import Rounding
-from breccia.checkpoint.planning.targets import Target, parse_target
+from breccia.checkpoint.planning.importance import Importance, print_of
+from breccia.checkpoint.planning.targets import Feedback, Target, parse_target
 from breccia.checkpoint.reading.source import Checkpoint
+from breccia.gguf.files import model_names
 from breccia.schemes.value import ModelScheme, Rule
 
 __all__ = ["Options", "Request"]
+
+_METHODS = ("nearest", "gptq")
+_ORDERS = ("act", "natural")
+_MANIFEST = ("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp")
 
 
 class Options(TypedDict, total=False):
@@ -44,65 +51,72 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """The target's name and `Options`, as `breccia.checkpoint.convert` takes them.
 
-    Attributes:
-        to: as the command line spells it.
-        include: patterns of names to quantize.
-        exclude: patterns of names to leave alone.
-        scale_search: how scales are chosen.
-        group_size: of INT4.
-        asked: by a scheme or its like; None: nothing.
-        rounding: of weights.
-        unmarked: whose order block scales have in files that do not say it.
+    Raises:
+        TypeError: an option is of a wrong type.
+        ValueError: an option has a value it cannot have, or does not go with the others.
     """
 
     to: str
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
-    scale_search: str | None
-    group_size: int | str | None
-    asked: Asked | None
-    rounding: Rounding
-    unmarked: str | None
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    scale_search: str | None = None
+    group_size: int | str | None = None
+    imatrix: str | os.PathLike[str] | None = None
+    scheme: ModelScheme | str | os.PathLike[str] | None = None
+    rules: Sequence[str | Rule] = ()
+    kv: str | None = None
+    activations: str | None = None
+    amax: str | os.PathLike[str] | None = None
+    moments: str | os.PathLike[str] | None = None
+    method: str = "nearest"
+    order: str | None = None
+    damp: float | None = None
+    unmarked: str | None = None
 
-    @classmethod
-    def of(
-        cls,
-        to: str,
-        *,
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
-        scale_search: str | None = None,
-        group_size: int | str | None = None,
-        imatrix: str | os.PathLike[str] | None = None,
-        scheme: ModelScheme | str | os.PathLike[str] | None = None,
-        rules: Sequence[str | Rule] = (),
-        kv: str | None = None,
-        activations: str | None = None,
-        amax: str | os.PathLike[str] | None = None,
-        moments: str | os.PathLike[str] | None = None,
-        method: str = "nearest",
-        order: str | None = None,
-        damp: float | None = None,
-        unmarked: str | None = None,
-    ) -> Request:
-        """The arguments of `breccia.checkpoint.convert`. Raises TypeError or ValueError where one is not of its form,
-        or does not go with the others."""
-        asked = asked_of(scheme, rules, kv, activations, amax)
-        patterns = patterns_of(include, "include"), patterns_of(exclude, "exclude")
-        rounding = Rounding(imatrix, moments, method, order, damp)
-        return cls(to, *patterns, scale_search, group_size, asked, rounding, unmarked)
+    def __post_init__(self) -> None:
+        _ = self.asked  # which reads the scheme's file
+        for option in ("include", "exclude"):
+            object.__setattr__(self, option, patterns_of(getattr(self, option), option))
+        for option in ("imatrix", "moments"):
+            if (path := getattr(self, option)) is not None:
+                path_of(path, option)
+        self._check_rounding()
+
+    def _check_rounding(self) -> None:
+        if self.imatrix is not None and self.moments is not None:
+            raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
+        if self.method not in _METHODS:
+            raise ValueError(f"method must be 'nearest' or 'gptq', got {self.method!r}")
+        if self.method == "nearest":
+            for option in ("order", "damp"):
+                if (value := getattr(self, option)) is not None:
+                    raise ValueError(f"{option} must be left out except with method gptq, got {value!r}")
+            return
+        if self.moments is None:
+            raise ValueError("moments must be given for method gptq: calibrate makes a file of them")
+        if self.order not in (None, *_ORDERS):
+            raise ValueError(f"order must be 'act' or 'natural', got {self.order!r}")
+        if self.damp is None:
+            return
+        if isinstance(self.damp, bool) or not isinstance(self.damp, (int, float)):
+            raise TypeError(f"damp must be a number, got {self.damp!r}")
+        if not 0 <= self.damp <= 1:
+            raise ValueError(f"damp must be from 0 to 1, got {self.damp!r}")
+
+    @cached_property
+    def asked(self) -> Asked | None:
+        """What is asked by a scheme or its like; None: nothing."""
+        return asked_of(self.scheme, self.rules, self.kv, self.activations, self.amax)
 
     def said(self) -> dict[str, Any]:
         """What `convert` was given beside the target's name and files of data, of JSON types."""
-        given: dict[str, Any] = {"include": list(self.include), "exclude": list(self.exclude)}
-        given |= {"scale_search": self.scale_search, "group_size": self.group_size, "unmarked": self.unmarked}
-        method = "" if self.rounding.method == "nearest" else self.rounding.method
-        given |= {"method": method, "order": self.rounding.order, "damp": self.rounding.damp}
+        given: dict[str, Any] = {name: getattr(self, name) for name in _MANIFEST}
         if self.asked is not None:
             given |= {"scheme": self.asked.scheme.to_toml(), "activations": self.asked.activations}
-        return {name: value for name, value in given.items() if value not in (None, "", [])}
+        kept = {name: value for name, value in given.items() if value not in (None, "", (), "nearest")}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
 
     def target(self, device: Device = Device()) -> Target:  # noqa: B008
         """What is to be written. Raises TypeError or ValueError where there is none of that name, or no format of
@@ -125,9 +139,23 @@ class Request:
         """The source, and the target with the data that weights are rounded by, for a while. Raises ValueError where
         the source, or a file of data, is not valid."""
         with contextlib.closing(Checkpoint(source, mapped=False, unmarked=self.unmarked)) as checkpoint:
-            target = self.rounding.on(target, checkpoint)
+            target = self._with_data(target, checkpoint)
             try:
                 yield checkpoint, target
             finally:
                 if target.importance is not None:
                     target.importance.close()
+
+    def _with_data(self, target: Target, checkpoint: Checkpoint) -> Target:
+        """A target with the file of data, which is looked up by the names of the source, and the method."""
+        argument = "imatrix" if self.imatrix is not None else "moments"
+        path = getattr(self, argument)
+        if path is None:
+            return target
+        importance = Importance(path, model_names(checkpoint)[0], argument)
+        if said := importance.of_model.get("model"):
+            importance.of_other_weights = said != print_of(checkpoint)
+        feedback = None
+        if self.method != "nearest":
+            feedback = Feedback(self.order or "act", _core.GPTQ_DAMP if self.damp is None else float(self.damp))
+        return dataclasses.replace(target, importance=importance, feedback=feedback)

@@ -3,93 +3,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from breccia import _core, recipes
-from breccia.checkpoint.arguments import path_of
+from breccia import recipes
 from breccia.checkpoint.planning.choices import Choice
-from breccia.checkpoint.planning.importance import Importance, print_of
 from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import is_wide
-from breccia.checkpoint.planning.targets import Feedback, Target
+from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.models import is_embedding
-from breccia.checkpoint.reading.source import Checkpoint
-from breccia.gguf.files import model_names
 
-__all__ = ["FEWEST", "Rounding", "rounding_notes", "why_nearest"]
+__all__ = ["FEWEST", "rounding_notes", "why_nearest"]
 
 FEWEST = 0.25  # rows a column, below which moments say too little
 _NONE = "there are no moments of it"
-_METHODS = ("nearest", "gptq")
-_ORDERS = ("act", "natural")
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What `convert` was asked for; can be pickled.
-
-    Attributes:
-        imatrix: a file of what errors of each column count; None: none.
-        moments: a file of moments; None: none.
-        method: "nearest" or "gptq".
-        order: of "gptq": the columns' order; None: "act".
-        damp: of "gptq": what is added to the diagonal, in its mean; None: that of `breccia.gptq`.
-
-    Raises:
-        TypeError: a path or the damping is of a wrong type.
-        ValueError: an option has a value it cannot have, or does not go with the others.
-    """
-
-    imatrix: str | os.PathLike[str] | None = None
-    moments: str | os.PathLike[str] | None = None
-    method: str = "nearest"
-    order: str | None = None
-    damp: float | None = None
-
-    def __post_init__(self) -> None:
-        for argument in ("imatrix", "moments"):
-            if (path := getattr(self, argument)) is not None:
-                path_of(path, argument)
-        if self.imatrix is not None and self.moments is not None:
-            raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
-        if self.method not in _METHODS:
-            raise ValueError(f"method must be 'nearest' or 'gptq', got {self.method!r}")
-        if self.method != "nearest":
-            self._check_feedback()
-            return
-        for option in ("order", "damp"):
-            if (value := getattr(self, option)) is not None:
-                raise ValueError(f"{option} must be left out except with method gptq, got {value!r}")
-
-    def _check_feedback(self) -> None:
-        if self.moments is None:
-            raise ValueError("moments must be given for method gptq: calibrate makes a file of them")
-        if self.order not in (None, *_ORDERS):
-            raise ValueError(f"order must be 'act' or 'natural', got {self.order!r}")
-        if self.damp is None:
-            return
-        if isinstance(self.damp, bool) or not isinstance(self.damp, (int, float)):
-            raise TypeError(f"damp must be a number, got {self.damp!r}")
-        if not 0 <= self.damp <= 1:
-            raise ValueError(f"damp must be from 0 to 1, got {self.damp!r}")
-
-    def on(self, target: Target, checkpoint: Checkpoint) -> Target:
-        """A target with the data, which is looked up by the names of the source, and the method. Raises ValueError
-        where the file is not valid."""
-        argument = "imatrix" if self.imatrix is not None else "moments"
-        path = getattr(self, argument)
-        if path is None:
-            return target
-        importance = Importance(path, model_names(checkpoint)[0], argument)
-        if said := importance.of_model.get("model"):
-            importance.of_other_weights = said != print_of(checkpoint)
-        feedback = None
-        if self.method != "nearest":
-            feedback = Feedback(self.order or "act", _core.GPTQ_DAMP if self.damp is None else float(self.damp))
-        return dataclasses.replace(target, importance=importance, feedback=feedback)
 
 
 def rounding_notes(target: Target, choices: Sequence[Choice]) -> list[str]:

@@ -29,7 +29,7 @@ from breccia.checkpoint.planning.identity import Identity, beside, identity_of
 from breccia.checkpoint.planning.model_config import modules_of
 from breccia.checkpoint.planning.plan import Files, Plan, Planner
 from breccia.checkpoint.planning.remarks import Remark
-from breccia.checkpoint.planning.request import Request
+from breccia.checkpoint.planning.request import Options, Request
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.workers import Workers, thread_count
@@ -135,24 +135,8 @@ def convert(
             and torch is not.
         OSError: the disk is full or the like. What is done is kept, and the same call goes on from there.
     """
-    request = Request.of(
-        to,
-        include=include,
-        exclude=exclude,
-        scale_search=scale_search,
-        group_size=group_size,
-        imatrix=imatrix,
-        scheme=scheme,
-        rules=rules,
-        kv=kv,
-        activations=activations,
-        amax=amax,
-        moments=moments,
-        method=method,
-        order=order,
-        damp=damp,
-        unmarked=unmarked,
-    )
+    options: Any = {name: value for name, value in locals().items() if name in Options.__annotations__}
+    request = Request(to, **options)
     wanted = request.target(Device.of(device))
     place = path_of(destination, "destination")
     source = path_of(source, "source")

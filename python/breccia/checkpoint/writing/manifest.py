@@ -85,7 +85,7 @@ class Manifest:
 def _data(target: Target, request: Request) -> dict[str, dict[str, str]]:
     """The files that weights were rounded by, by the options that named them."""
     amax = None if target.asked is None else target.asked.amax
-    given = {"moments" if request.rounding.imatrix is None else "imatrix": target.importance, "amax": amax}
+    given = {"moments" if request.imatrix is None else "imatrix": target.importance, "amax": amax}
     return {what: {"file": one.path.name, "sha256": one.sha256} for what, one in given.items() if one is not None}
 
 

@@ -126,7 +126,7 @@ def plan(
         ValueError: ``parts`` is below 1 or above 65,536, or what `convert` refuses.
         FileExistsError: the destination is there.
     """
-    request = Request.of(to, **options)
+    request = Request(to, **options)
     with _opened(source, destination, request, parts, False, 1) as job:
         return [
             Piece(
@@ -158,7 +158,7 @@ def convert_part(
     **options: Unpack[Options],
 ) -> dict[str, Any]:
     """`Piece.run` of one part of `plan`, which is planned once."""
-    request = Request.of(to, **options)
+    request = Request(to, **options)
     where = Device.of(device)
     with _opened(source, destination, request, parts, progress, threads, checksums=checksums, device=where) as job:
         return job.convert_part(part)
@@ -198,7 +198,7 @@ def finish(
         ValueError: parts are missing, or of another source or target, or their bytes are not those that they wrote.
         FileExistsError: the destination is there.
     """
-    request = Request.of(to, **options)
+    request = Request(to, **options)
     count = _count(path_of(destination, "destination")) if parts is None else parts
     with _opened(source, destination, request, count, progress, None, strict, checksums) as job:
         return job.finish()
