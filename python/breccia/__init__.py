@@ -3,7 +3,7 @@
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from breccia import _moved, autograd, delayed, formats, frameworks, kernels, layouts, recipes
 from breccia._version import __version__
@@ -41,6 +41,24 @@ from breccia.verbs.prepared import PreparedWeight, prepare
 from breccia.verbs.quantize_model import quantize, quantize_
 from breccia.verbs.saved_activations import checkpoint_activations
 from breccia.verbs.transposing import Transposed, transpose
+
+if TYPE_CHECKING:  # what `_LAZY` and `_LAZY_NAMES` have
+    from breccia import bridges as bridges
+    from breccia import calibration as calibration
+    from breccia import checkpoint as checkpoint
+    from breccia import diffusers as diffusers
+    from breccia import distributed as distributed
+    from breccia import dlpack as dlpack
+    from breccia import evaluation as evaluation
+    from breccia import nn as nn
+    from breccia import optim as optim
+    from breccia import peft as peft
+    from breccia import schemes as schemes
+    from breccia import sglang as sglang
+    from breccia import sharding as sharding
+    from breccia import transformers as transformers
+    from breccia import vllm as vllm
+    from breccia.schemes import ModelScheme as ModelScheme
 
 __all__ = [
     "DelayedScaling",
@@ -132,27 +150,29 @@ _LAZY = {
 _LAZY_NAMES = {"ModelScheme": "schemes"}
 
 
-def __getattr__(name: str) -> Any:
-    why = ""
-    if name in _moved.MOVED:
-        return importlib.import_module(f"breccia.{name}")
-    if name in _LAZY_NAMES:
-        return getattr(importlib.import_module(f"breccia.{_LAZY_NAMES[name]}"), name)
-    if name in _LAZY:
-        try:
-            if _LAZY[name]:
-                require(_LAZY[name], _LAZY[name])
+if not TYPE_CHECKING:  # to a type checker, a name that is not above is an error
+
+    def __getattr__(name: str) -> Any:
+        why = ""
+        if name in _moved.MOVED:
             return importlib.import_module(f"breccia.{name}")
-        except ImportError as error:  # hasattr, help and inspect.getmembers take an AttributeError for an answer
-            why = f": {error}"
-    elif not name.startswith("_"):
-        places = (
-            module
-            for module in ("checkpoint", "moments")
-            if name in importlib.import_module(f"breccia.{module}").__all__
-        )
-        why = "".join(f": it is breccia.{module}.{name}" for module in places)
-    raise AttributeError(f"module 'breccia' has no attribute {name!r}{why}", name=name, obj=sys.modules[__name__])
+        if name in _LAZY_NAMES:
+            return getattr(importlib.import_module(f"breccia.{_LAZY_NAMES[name]}"), name)
+        if name in _LAZY:
+            try:
+                if _LAZY[name]:
+                    require(_LAZY[name], _LAZY[name])
+                return importlib.import_module(f"breccia.{name}")
+            except ImportError as error:  # hasattr, help and inspect.getmembers take an AttributeError for an answer
+                why = f": {error}"
+        elif not name.startswith("_"):
+            places = (
+                module
+                for module in ("checkpoint", "moments")
+                if name in importlib.import_module(f"breccia.{module}").__all__
+            )
+            why = "".join(f": it is breccia.{module}.{name}" for module in places)
+        raise AttributeError(f"module 'breccia' has no attribute {name!r}{why}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`import breccia` costs little and imports no framework."""
 
+import ast
+import importlib.util
+import pathlib
 import subprocess
 import sys
 
@@ -30,9 +33,18 @@ def test_documented_modules_are_there_after_the_import():
 
 def test_dir_lists_what_is_public_and_nothing_else():
     code = "import breccia; print(*(n for n in dir(breccia) if n not in breccia.__all__))"
-    named = "ModelScheme bridges calibration checkpoint diffusers distributed dlpack evaluation nn open optim peft "
-    named += "schemes sglang sharding transformers vllm"
-    assert run(code).split() == named.split()
+    typed = [alias.asname for alias in _imports_of_type_checkers("breccia")]
+    assert run(code).split() == sorted([*typed, "open"])
+    late = "import breccia.distributed as d; print(*d._LATE)"
+    if importlib.util.find_spec("torch"):
+        assert run(late).split() == sorted(alias.name for alias in _imports_of_type_checkers("breccia.distributed"))
+
+
+def _imports_of_type_checkers(module):
+    """Names that a module imports for type checkers, and when they are asked for."""
+    tree = ast.parse(pathlib.Path(importlib.util.find_spec(module).origin).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return [alias for line in block.body for alias in line.names]
 
 
 # With NumPy alone, whatever is installed: other packages cannot be found.
