@@ -601,6 +601,13 @@ def test_names_are_those_of_ggufs_own_map(architecture: str) -> None:
             assert known.left_out(name) is False
 
 
+@pytest.mark.in_turn
+def test_names_are_made_of_those_of_transformers_and_gguf() -> None:
+    for peer in ("torch", "transformers", "gguf"):
+        pytest.importorskip(peer)
+    assert pytest.importorskip("make_gguf_names").names() == gguf_models._NAMES
+
+
 def test_keys_and_types_are_ggufs_own() -> None:
     constants = pytest.importorskip("gguf.constants")
     kinds = constants.GGUFValueType

@@ -7,9 +7,11 @@ BERT. Other models keep their tensors' names: readers of GGUF read them, but no 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,109 +22,13 @@ from breccia.gguf.types import STRING, UINT32, Fields
 
 __all__ = ["ModelMap", "model_map", "model_of"]
 
-_DECODER = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "model.layers.{}.input_layernorm": "blk.{}.attn_norm",
-    "model.layers.{}.self_attn.q_proj": "blk.{}.attn_q",
-    "model.layers.{}.self_attn.k_proj": "blk.{}.attn_k",
-    "model.layers.{}.self_attn.v_proj": "blk.{}.attn_v",
-    "model.layers.{}.self_attn.o_proj": "blk.{}.attn_output",
-    "model.layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
-    "model.layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
-    "model.layers.{}.mlp.up_proj": "blk.{}.ffn_up",
-    "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
-}
-_NORMED = {
-    **_DECODER,
-    "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
-    "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
-}
-# All experts of a layer are one tensor, which is called as MLX does until it has GGUF's name.
-_EXPERTS = {
-    "gate": "blk.{}.ffn_gate_inp",
-    "switch_mlp.gate_proj": "blk.{}.ffn_gate_exps",
-    "switch_mlp.up_proj": "blk.{}.ffn_up_exps",
-    "switch_mlp.down_proj": "blk.{}.ffn_down_exps",
-}
-_MIXTRAL = {f"model.layers.{{}}.block_sparse_moe.{name}": inside for name, inside in _EXPERTS.items()}
-_QWEN_MOE = {f"model.layers.{{}}.mlp.{name}": inside for name, inside in _EXPERTS.items()}
-_ATTENTION = {name: inside for name, inside in _DECODER.items() if ".mlp." not in name}
-_GPT_OSS = {
-    **_ATTENTION,
-    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-    "model.layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
-}
-# Names that end in neither weight nor bias: the first two are halves of gate_up_proj.
-_BARE = {
-    "gpt-oss": {
-        "model.layers.{}.mlp.experts.gate_proj": "blk.{}.ffn_gate_exps.weight",
-        "model.layers.{}.mlp.experts.up_proj": "blk.{}.ffn_up_exps.weight",
-        "model.layers.{}.mlp.experts.down_proj": "blk.{}.ffn_down_exps.weight",
-        "model.layers.{}.mlp.experts.gate_proj_bias": "blk.{}.ffn_gate_exps.bias",
-        "model.layers.{}.mlp.experts.up_proj_bias": "blk.{}.ffn_up_exps.bias",
-        "model.layers.{}.mlp.experts.down_proj_bias": "blk.{}.ffn_down_exps.bias",
-        "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
-    },
-    "deepseek2": {"model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias"},
-}
-_DEEPSEEK = {
-    **{name: inside for name, inside in _DECODER.items() if not re.search("[kv]_proj", name)},
-    **_QWEN_MOE,
-    **{
-        f"model.layers.{{}}.mlp.shared_experts.{name}_proj": f"blk.{{}}.ffn_{name}_shexp"
-        for name in ("gate", "up", "down")
-    },
-    "model.layers.{}.self_attn.q_a_proj": "blk.{}.attn_q_a",
-    "model.layers.{}.self_attn.q_a_layernorm": "blk.{}.attn_q_a_norm",
-    "model.layers.{}.self_attn.q_b_proj": "blk.{}.attn_q_b",
-    "model.layers.{}.self_attn.kv_a_proj_with_mqa": "blk.{}.attn_kv_a_mqa",
-    "model.layers.{}.self_attn.kv_a_layernorm": "blk.{}.attn_kv_a_norm",
-    "model.layers.{}.self_attn.k_b_proj": "blk.{}.attn_k_b",
-    "model.layers.{}.self_attn.v_b_proj": "blk.{}.attn_v_b",
-}
-_FUSED = {
-    **{name: inside for name, inside in _DECODER.items() if not re.search("[qkv]_proj|mlp", name)},
-    "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
-    "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
-    "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
-}
-_GEMMA2 = {
-    **{name: inside for name, inside in _DECODER.items() if name != "lm_head"},
-    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-    "model.layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
-    "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
-}
-_GEMMA3 = {**_GEMMA2, **{name: inside for name, inside in _NORMED.items() if "_norm" in name}}
-_ENCODER = {
-    "embeddings.word_embeddings": "token_embd",
-    "embeddings.position_embeddings": "position_embd",
-    "embeddings.token_type_embeddings": "token_types",
-    "embeddings.LayerNorm": "token_embd_norm",
-    "encoder.layer.{}.attention.self.query": "blk.{}.attn_q",
-    "encoder.layer.{}.attention.self.key": "blk.{}.attn_k",
-    "encoder.layer.{}.attention.self.value": "blk.{}.attn_v",
-    "encoder.layer.{}.attention.output.dense": "blk.{}.attn_output",
-    "encoder.layer.{}.attention.output.LayerNorm": "blk.{}.attn_output_norm",
-    "encoder.layer.{}.intermediate.dense": "blk.{}.ffn_up",
-    "encoder.layer.{}.output.dense": "blk.{}.ffn_down",
-    "encoder.layer.{}.output.LayerNorm": "blk.{}.layer_output_norm",
-}
+# Modules → modules, and tensors that are not called as a module's weight or bias → tensors: by the gguf package
+# (names.json, which benchmarks/make_gguf_names.py writes). All experts of a layer are one tensor, which is called as
+# MLX does until it has GGUF's name.
+_NAMES: dict[str, dict[str, dict[str, str]]] = json.loads(Path(__file__).with_name("names.json").read_bytes())
+_TABLES, _BARE = _NAMES["modules"], _NAMES["tensors"]
 # Biases of all experts, and BERT's embeddings of positions and kinds of text, are added as they are.
 _WIDE = (".ffn_gate_inp.weight", "_exps.bias", "position_embd.weight", "token_types.weight")
-_TABLES = {
-    "llama": {**_DECODER, **_MIXTRAL},
-    "qwen2": _DECODER,
-    "qwen3": _NORMED,
-    "qwen3moe": {**{name: inside for name, inside in _NORMED.items() if ".mlp." not in name}, **_QWEN_MOE},
-    "gpt-oss": _GPT_OSS,
-    "deepseek2": _DEEPSEEK,
-    "gemma2": _GEMMA2,
-    "gemma3": _GEMMA3,
-    "phi3": _FUSED,
-    "bert": _ENCODER,
-}
 _OUTSIDE, _BARE_OUTSIDE = (
     {architecture: {inside: name for name, inside in table.items()} for architecture, table in tables.items()}
     for tables in (_TABLES, _BARE)
