@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints judged on text and by moments: `evaluate`, `verify --moments` and the command `calibrate`."""
 
+import ast
 import errno
 import json
 import math
@@ -302,3 +303,59 @@ def test_an_empty_file_is_no_scheme(tmp_path):
     with pytest.raises(ValueError, match=r"plan.toml: a scheme's file must have rules or a KV cache, it is empty"):
         convert(tmp_path / "a.safetensors", tmp_path / "b", "compressed-tensors", scheme=tmp_path / "plan.toml")
     assert not (tmp_path / "b").exists()
+
+
+CODE = """
+import pathlib
+from transformers import LlamaConfig, LlamaForCausalLM
+pathlib.Path({mark!r}).touch()
+
+class Config(LlamaConfig):
+    model_type = "own"
+
+class Model(LlamaForCausalLM):
+    config_class = Config
+"""
+
+
+@pytest.fixture
+def own(llama, tmp_path, monkeypatch):
+    """The model in a folder whose config.json names classes of a file in it, and the file that this makes when run."""
+    for module in ("transformers.dynamic_module_utils", "transformers.utils.hub", "transformers.utils"):
+        monkeypatch.setattr(f"{module}.HF_MODULES_CACHE", str(tmp_path / "modules"), raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question is asked"))
+    folder, mark = tmp_path / "own", tmp_path / "ran"
+    shutil.copytree(llama / "model", folder)
+    said = json.loads((folder / "config.json").read_text())
+    said |= {"model_type": "own", "architectures": ["OwnModel"]}
+    said["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "own.py").write_text(CODE.format(mark=str(mark)))
+    return folder, mark
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_python_files_of_a_folder_run_by_an_option_alone(own, llama, trusted, tmp_path, capsys):
+    """No question is asked; weights of codes go into the folder's class, too."""
+    folder, mark = own
+    out, option = tmp_path / "m.safetensors", ["--trust-remote-code"] if trusted else []
+    rows = ["--text", *texts(llama), "--length", "50", *option]
+    convert(llama / "model", tmp_path / "codes", "int8")
+    for command in (["calibrate", str(folder), "--out", str(out)], ["evaluate", str(folder), str(tmp_path / "codes")]):
+        assert main([*command, *rows]) == (0 if trusted else 2), capsys.readouterr().err
+        assert mark.exists() == trusted
+        if not trusted:
+            assert "which run with trust_remote_code (--trust-remote-code) alone" in capsys.readouterr().err
+    assert out.exists() == trusted
+
+
+def test_every_door_to_transformers_says_whether_code_runs():
+    """A call of from_pretrained without trust_remote_code asks on a terminal."""
+    silent = []
+    for path in Path(breccia.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "from_pretrained":
+                text = ast.unparse(call)
+                if "trust_remote_code" not in text and "**options" not in text and "**_of(" not in text:
+                    silent.append(f"{path}:{call.lineno}: {text}")
+    assert not silent

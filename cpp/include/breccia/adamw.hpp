@@ -30,7 +30,9 @@ struct AdamWOptions {
 
 /// Updates weights and both moments in place; with m = beta1 m + (1 - beta1) g and v = beta2 v + (1 - beta2) g^2 before
 /// they are rounded, w becomes w (1 - lr weight_decay) - lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps),
-/// in float32.
+/// in float32. Where beta1^2 < beta2, |m| / sqrt(v / (1 - beta2^step)) is kept to the most that any gradients give
+/// before rounding, by the inequality of Cauchy and Schwarz: (1 - beta1) sqrt((1 - beta2^step) (1 - r^step) / ((1 -
+/// beta2) (1 - r))) with r = beta1^2 / beta2.
 ///
 /// With exponents a moment's parts are those of a ScaledTensor of recipes::expanded of E4M3, or of
 /// recipes::int8_expanded, and codes are those of a cast to it, but that a NaN has no sign. Without exponents `second`

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 
 #include "breccia/recipe.hpp"
 #include "contract/kernel_interface.hpp"
@@ -237,6 +238,7 @@ struct AdamWFactors {
     float rate = 0;              ///< lr / (1 - beta1^step)
     float correction = 1;        ///< 1 / sqrt(1 - beta2^step)
     float eps = 0;
+    float limit = std::numeric_limits<float>::infinity();  ///< of a quotient: see adamw_step
 };
 
 /// One moment of consecutive groups.

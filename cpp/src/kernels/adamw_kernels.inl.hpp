@@ -12,7 +12,7 @@ BRECCIA_INLINE float read_float(const std::uint8_t* p) {
 
 // The factors in registers, and the update of sixteen numbers.
 struct AdamWLanes {
-    F beta1, beta2, rest1, rest2, keep, rate, correction, eps;
+    F beta1, beta2, rest1, rest2, keep, rate, correction, eps, limit, least;
 
     BRECCIA_INLINE_MEMBER explicit AdamWLanes(const AdamWFactors& f)
         : beta1(f_set(f.beta1)),
@@ -22,15 +22,18 @@ struct AdamWLanes {
           keep(f_set(f.keep)),
           rate(f_set(f.rate)),
           correction(f_set(f.correction)),
-          eps(f_set(f.eps)) {}
+          eps(f_set(f.eps)),
+          limit(f_set(f.limit)),
+          least(f_set(-f.limit)) {}
 
     // Moments become those after the step. Returns the root of the second.
     BRECCIA_INLINE_MEMBER F update(F& weight, F gradient, F& first, F& second) const {
         first = f_add(f_mul(beta1, first), f_mul(rest1, gradient));
         second = f_add(f_mul(beta2, second), f_mul(f_mul(rest2, gradient), gradient));
         const F root = f_sqrt(second);
-        const F change = f_mul(rate, f_div(first, f_add(f_mul(root, correction), eps)));
-        weight = f_sub(f_mul(weight, keep), change);
+        const F quotient = f_div(first, f_add(f_mul(root, correction), eps));
+        const F change = f_max(least, f_min(limit, quotient));  // a NaN stays
+        weight = f_sub(f_mul(weight, keep), f_mul(rate, change));
         return root;
     }
 };

@@ -65,14 +65,17 @@ void check_apart(const Array& weights, const Array& gradients, const Moment& fir
 
 AdamWFactors factors_of(const AdamWOptions& o) {
     const auto steps = static_cast<double>(o.step);
+    const double correction = 1 / std::sqrt(1 - std::pow(o.beta2, steps)), ratio = o.beta1 * o.beta1 / o.beta2;
+    const double squares = (1 - o.beta1) * (1 - o.beta1) / (1 - o.beta2) * (1 - std::pow(ratio, steps)) / (1 - ratio);
     return {.beta1 = static_cast<float>(o.beta1),
             .beta2 = static_cast<float>(o.beta2),
             .rest1 = static_cast<float>(1 - o.beta1),
             .rest2 = static_cast<float>(1 - o.beta2),
             .keep = static_cast<float>(1 - o.lr * o.weight_decay),
             .rate = static_cast<float>(o.lr / (1 - std::pow(o.beta1, steps))),
-            .correction = static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, steps))),
-            .eps = static_cast<float>(o.eps)};
+            .correction = static_cast<float>(correction),
+            .eps = static_cast<float>(o.eps),
+            .limit = static_cast<float>(ratio < 1 ? std::sqrt(squares) / correction : HUGE_VAL)};
 }
 
 // One moment from group `index` on.

@@ -37,6 +37,7 @@ def calibrate_folder(
     block: int = 16,
     dtype: str = "auto",
     device: str = "cpu",
+    trust_remote_code: bool = False,
     force: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def calibrate_folder(
         level, memory, block: see `breccia.calibrate`.
         dtype: of the model's parameters; "auto": that of its files.
         device: where it runs.
+        trust_remote_code: run Python files of the folder that config.json asks for; else such a model is refused.
         force: replace ``out``.
         progress: draw a line on a terminal.
 
@@ -72,8 +74,8 @@ def calibrate_folder(
         raise ValueError(
             f"out must not be in the model's folder, whose safetensors files are its weights, got {target}"
         )
-    rows = rows_of_text(text, load_tokenizer(source), count_of(length, "length"), tokens)
-    model = load_model(source, dtype, device=device)
+    rows = rows_of_text(text, load_tokenizer(source, trust_remote_code), count_of(length, "length"), tokens)
+    model = load_model(source, dtype, device=device, code=trust_remote_code)
     check_length(model, length)
     line = Progress(rows.rows.size, progress, "tokens/s", 1)
     with warnings.catch_warnings():  # the report's notes say it

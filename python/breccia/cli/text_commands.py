@@ -67,6 +67,11 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a row (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="torch device on which models run (default: %(default)s)")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python files of the model's folder that config.json asks for",
+    )
 
 
 def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -75,7 +80,7 @@ def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     require("torch", "transformers")
     from breccia.calibration.folder import calibrate_folder
 
-    names = ("tokens", "length", "level", "memory", "block", "dtype", "device", "force")
+    names = ("tokens", "length", "level", "memory", "block", "dtype", "device", "force", "trust_remote_code")
     options = {name: getattr(args, name) for name in names}
     report = calibrate_folder(args.model, args.text, args.out, progress=progress_of(args), **options)
     inputs = ", ".join(f"{number} {level}" for level, number in report["inputs"].items() if number)
@@ -90,6 +95,8 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from breccia.evaluation import evaluate as run
     from breccia.evaluation import render
 
-    options = {name: getattr(args, name) for name in ("tokens", "length", "top_k", "dtype", "device")}
+    options = {
+        name: getattr(args, name) for name in ("tokens", "length", "top_k", "dtype", "device", "trust_remote_code")
+    }
     report = run(args.reference, args.checkpoint, args.text, folder=args.scratch, progress=progress_of(args), **options)
     return report, render(report)

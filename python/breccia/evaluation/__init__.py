@@ -28,6 +28,7 @@ def evaluate(
     top_k: int | None = None,
     dtype: str = "float32",
     device: str = "cpu",
+    trust_remote_code: bool = False,
     folder: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -44,6 +45,8 @@ def evaluate(
             the vocabulary. KLD is then of these and all others as one: a lower bound.
         dtype: of the parameters and what is computed, a name of torch.
         device: where models run, as torch spells it.
+        trust_remote_code: run Python files of the reference's folder that config.json asks for; else such a model is
+            refused.
         folder: where the logits are kept for the time; None: the system's folder of temporary files.
         progress: draw a line on a terminal.
 
@@ -76,17 +79,17 @@ def evaluate(
     other = path_of(checkpoint, "checkpoint")
     sizes = {"reference": _bytes(source), "checkpoint": _bytes(other)}
     count = None if tokens is None else count_of(tokens, "tokens")
-    rows = rows_of_text(text, load_tokenizer(source), length, count).rows
+    rows = rows_of_text(text, load_tokenizer(source, trust_remote_code), length, count).rows
     line = Progress(2 * rows.size, progress, "tokens/s", 1)
     with scratch("breccia-evaluate-", folder) as place:
-        model = load_model(source, dtype, device=device)
+        model = load_model(source, dtype, device=device, code=trust_remote_code)
         check_length(model, length)
         if not model.can_generate() or model.config.is_encoder_decoder:
             raise ValueError(f"reference must be a causal language model, got {type(model).__name__}")
         ours = kept(model, rows, best, place, line)
         del model
         gc.collect()
-        theirs = compared(load_model(source, dtype, other, device), rows, ours, line)
+        theirs = compared(load_model(source, dtype, other, device, trust_remote_code), rows, ours, line)
         loss, vocabulary, used = ours.loss, ours.vocabulary, ours.top_k
         del ours
     line.finish()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import warnings
@@ -23,7 +24,7 @@ from breccia.peers import require
 __all__ = ["check_length", "folder_of", "load_model", "load_tokenizer"]
 
 
-_OWN = {"local_files_only": True, "trust_remote_code": False}  # code of strangers is neither fetched nor run
+_HERE: dict[str, Any] = {"local_files_only": True}  # nothing is fetched
 
 
 def folder_of(path: str | os.PathLike[str], argument: str) -> Path:
@@ -36,25 +37,33 @@ def folder_of(path: str | os.PathLike[str], argument: str) -> Path:
 
 def _said(error: Exception) -> str:
     if "trust_remote_code" in str(error):
-        return "its config.json asks for Python files of the folder, which breccia does not run"
+        return "it asks for Python files of its folder, which run with trust_remote_code (--trust-remote-code) alone"
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model's folder; nothing is downloaded. Raises ImportError where transformers is not installed,
+def load_tokenizer(folder: Path, code: bool = False) -> Any:
+    """The tokenizer of a model's folder; nothing is downloaded. ``code``: run Python files of the folder that it asks
+    for. Raises ImportError where transformers is not installed,
     ValueError where there is none that transformers can make."""
     transformers = require("transformers", "transformers")
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, **_OWN)
+        return transformers.AutoTokenizer.from_pretrained(folder, **_HERE, trust_remote_code=code)
     except Exception as error:  # of any kind, by the files that are there
         raise ValueError(f"{folder} must have a tokenizer that transformers reads: {_said(error)}") from error
 
 
-def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None = None, device: str = "cpu") -> Any:
+def load_model(
+    folder: Path,
+    dtype: str,
+    weights: str | os.PathLike[str] | None = None,
+    device: str = "cpu",
+    code: bool = False,
+) -> Any:
     """A model of transformers in plain floats, in its evaluation mode: of the class that config.json names, with
     parameters of a dtype ("auto": that of the files), and the weights of a checkpoint of any format, dequantized (None:
-    those of ``folder``). Raises ImportError where transformers is not installed, ValueError where transformers has no
-    such class, the weights do not fit it, or there is no such dtype or device."""
+    those of ``folder``). ``code``: run Python files of ``folder`` that config.json asks for. Raises ImportError where
+    transformers is not installed, ValueError where transformers has no such class, the weights do not fit it, or there
+    is no such dtype or device."""
     transformers = require("transformers", "transformers")
     own = None if dtype == "auto" else getattr(torch, dtype, None)
     if dtype != "auto" and not isinstance(own, torch.dtype):
@@ -65,15 +74,16 @@ def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None 
         raise ValueError(f"device must be one that torch has here, got {device!r}: {_said(error)}") from error
     checkpoint = Checkpoint(folder if weights is None else weights, mapped=False)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **_OWN)
+        config = transformers.AutoConfig.from_pretrained(folder, **_HERE, trust_remote_code=code)
         plain = not checkpoint.found.formats
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        kind = _class(transformers, folder)
+        kind = _class(transformers, folder, code)
         options: dict[str, Any] = {"config": config, "dtype": own or "auto", "output_loading_info": True}
+        options["trust_remote_code"] = code
         with _quiet(transformers):
             if plain and weights is None:
-                model, told = kind.from_pretrained(folder, **_OWN, **options)
+                model, told = kind.from_pretrained(folder, **_HERE, **options)
             else:
                 model, told = kind.from_pretrained(None, state_dict=_floats(checkpoint, config, own), **options)
     except (OSError, RuntimeError, ValueError) as error:
@@ -112,10 +122,13 @@ def _quiet(transformers: Any) -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def _class(transformers: Any, folder: Path) -> Any:
+def _class(transformers: Any, folder: Path, code: bool) -> Any:
     """The class that config.json names; that of a causal language model where it names none."""
-    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [None]
-    kind = getattr(transformers, str(named[0]), None)
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = getattr(transformers, str((said.get("architectures") or [None])[0]), None)
+    own = said["auto_map"].get("AutoModelForCausalLM") if kind is None and code and "auto_map" in said else None
+    if own is not None:
+        return importlib.import_module("transformers.dynamic_module_utils").get_class_from_dynamic_module(own, folder)
     return transformers.AutoModelForCausalLM if kind is None else kind
 
 

@@ -25,6 +25,7 @@ __all__ = ["config_of", "write_tokenizer"]
 # What no config.json can do without, and transformers' names of architectures that are not the file's own.
 _SIZES = frozenset({"num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"})
 _MAPPED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "minimax-m2": "minimax_m2"}
+_HERE = {"local_files_only": True, "trust_remote_code": False}  # a folder of the file may ask for code
 _OWN = ("_name_or_path", "_model_name_or_path", "transformers_version")  # of whoever loads it
 
 
@@ -158,7 +159,7 @@ def _transformers() -> Any:
 
 
 def _of(path: Path) -> dict[str, Any]:
-    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, **_HERE}
 
 
 def _read(read: Callable[[], Any], what: str) -> Any:

@@ -65,6 +65,11 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]
             blocks of 32, 2.063 bytes a number.
         others: options of torch's that are off, such as ``foreach=False``.
 
+    Codes are least exact for the small numbers of a group: where gradients of one group span 10^6, root mean square
+    errors of the steps beside those of float32 moments are 0.14 ("fp8"), 0.5 ("int8") and 0.3 ("mxfp8"). No step is
+    larger than gradients could make one of float32 moments, by the inequality of Cauchy and Schwarz: ``lr`` times 1 at
+    the first, 2.2 at the hundredth, 7.3 after thousands with the default ``betas`` (where betas[0]² < betas[1]).
+
     A gradient that is not finite makes its own number of the parameter a NaN; one whose square is beyond float32 counts
     as zero: neither is lost to the other numbers of its group.
 
@@ -237,19 +242,19 @@ class _Options(NamedTuple):
 
     def factors(self) -> tuple[float, ...]:
         """As AdamWFactors in cpp/src/contract/kernel_table.hpp."""
-        return (
-            *(self.beta1, self.beta2, 1 - self.beta1, 1 - self.beta2, 1 - self.lr * self.weight_decay),
-            self.lr / (1 - self.beta1**self.step),
-            1 / math.sqrt(1 - self.beta2**self.step),
-            self.eps,
-        )
+        rest1, rest2, correction = 1 - self.beta1, 1 - self.beta2, 1 / math.sqrt(1 - self.beta2**self.step)
+        limit, ratio = math.inf, self.beta1 * self.beta1 / self.beta2 if self.beta2 else math.inf
+        if ratio < 1:
+            limit = math.sqrt(rest1 * rest1 / rest2 * (1 - ratio**self.step) / (1 - ratio)) / correction
+        rate = self.lr / (1 - self.beta1**self.step)
+        return self.beta1, self.beta2, rest1, rest2, 1 - self.lr * self.weight_decay, rate, correction, self.eps, limit
 
 
 def _step_of_floats(
     values: torch.Tensor, grads: torch.Tensor, first: torch.Tensor, second: torch.Tensor, options: _Options
 ) -> None:
     """A step of few numbers, whose moments, filled up with zeros, are float32."""
-    _, _, rest1, rest2, keep, rate, correction, eps = options.factors()
+    _, _, rest1, rest2, keep, rate, correction, eps, _ = options.factors()
     change, count = grads.float(), grads.numel()
     first, second = first.view(-1)[:count], second.view(-1)[:count]
     first.mul_(options.beta1).add_(change, alpha=rest1)

@@ -33,22 +33,24 @@ NUMBERS, WARPS = 512, 2  # of a program
 
 
 @triton.jit
-def update(w, g, m, v, beta1, beta2, rest1, rest2, keep, rate, correction, eps):
+def with_sign(size, of):
+    """Magnitudes with the signs of other numbers."""
+    sign = of.to(tl.int32, bitcast=True) & (-0x7FFF_FFFF - 1)
+    return as_float(size.to(tl.int32, bitcast=True) | sign)
+
+
+@triton.jit
+def update(w, g, m, v, beta1, beta2, rest1, rest2, keep, rate, correction, eps, limit):
     """(weights, first moments, second moments, roots of these) after a step."""
     size = tl.abs(g)
     g = tl.where(size < 18446744073709551616.0, g, 0.0)
     m = beta1 * m + rest1 * g
     v = beta2 * v + (rest2 * g) * g
     root = tl.sqrt_rn(v)
-    new = w * keep - rate * tl.div_rn(m, root * correction + eps)
+    quotient = tl.div_rn(m, root * correction + eps)
+    change = tl.where(tl.abs(quotient) > limit, with_sign(tl.full(m.shape, 1.0, tl.float32) * limit, m), quotient)
+    new = w * keep - rate * change
     return tl.where(size < float("inf"), new, float("nan")), m, v, root
-
-
-@triton.jit
-def with_sign(size, of):
-    """Magnitudes with the signs of other numbers."""
-    sign = of.to(tl.int32, bitcast=True) & (-0x7FFF_FFFF - 1)
-    return as_float(size.to(tl.int32, bitcast=True) | sign)
 
 
 @triton.jit
@@ -127,7 +129,7 @@ def write_expanded(x, code_ptr, scale_ptr, exponent_ptr, at, group, live, inside
 @triton.jit
 def expanded_kernel(
     w_ptr, g_ptr, code1_ptr, scale1_ptr, exponent1_ptr, code2_ptr, scale2_ptr, exponent2_ptr, count, groups,
-    beta1, beta2, rest1, rest2, keep, rate, correction, eps,
+    beta1, beta2, rest1, rest2, keep, rate, correction, eps, limit,
     FORM: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """G groups."""
@@ -141,7 +143,7 @@ def expanded_kernel(
     v = read_expanded(code2_ptr, scale2_ptr, exponent2_ptr, at, group, live, inside, FORM)
     w = tl.load(w_ptr + at, mask=there, other=0)
     g = widen(tl.load(g_ptr + at, mask=there, other=0))
-    new, m, v, _ = update(widen(w), g, m, v, beta1, beta2, rest1, rest2, keep, rate, correction, eps)
+    new, m, v, _ = update(widen(w), g, m, v, beta1, beta2, rest1, rest2, keep, rate, correction, eps, limit)
     tl.store(w_ptr + at, new.to(w.dtype), mask=there)
     write_expanded(m, code1_ptr, scale1_ptr, exponent1_ptr, at, group, live, inside, FORM)
     write_expanded(v, code2_ptr, scale2_ptr, exponent2_ptr, at, group, live, inside, FORM)
@@ -185,7 +187,7 @@ def write_by_chance(x, code_ptr, scale_ptr, at, group, live, inside, key, offset
 @triton.jit(do_not_specialize=["key1", "offset1", "key2", "offset2"])
 def stochastic_kernel(
     w_ptr, g_ptr, code1_ptr, scale1_ptr, code2_ptr, scale2_ptr, count, groups,
-    beta1, beta2, rest1, rest2, keep, rate, correction, eps, key1, offset1, key2, offset2,
+    beta1, beta2, rest1, rest2, keep, rate, correction, eps, limit, key1, offset1, key2, offset2,
     FORM: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """G groups of first moments and of the roots of second ones."""
@@ -202,7 +204,9 @@ def stochastic_kernel(
     root = decode_element(tl.load(code2_ptr + at, mask=inside, other=0), ELEMENT) * scale2[:, None]
     w = tl.load(w_ptr + at, mask=there, other=0)
     g = widen(tl.load(g_ptr + at, mask=there, other=0))
-    new, m, _, root = update(widen(w), g, m, root * root, beta1, beta2, rest1, rest2, keep, rate, correction, eps)
+    new, m, _, root = update(
+        widen(w), g, m, root * root, beta1, beta2, rest1, rest2, keep, rate, correction, eps, limit
+    )
     tl.store(w_ptr + at, new.to(w.dtype), mask=there)
     bits = abs_bits(root)
     most = tl.max(bits, axis=1)
