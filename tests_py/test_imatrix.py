@@ -69,6 +69,16 @@ def test_files_that_are_not_valid(tmp_path):
     path.write_bytes(struct.pack("<ii", 1, -5))
     with pytest.raises(ValueError, match="the length of a name must be from 0"):
         read_imatrix(path)
+    empty = struct.pack("<iii", 0, 0, 0)
+    path.write_bytes(struct.pack("<i", 1 << 16) + (1 << 16) * empty)
+    with pytest.raises(ValueError, match="each entry must have a name of its own and values, entry 0 is ''"):
+        read_imatrix(path)
+    path.write_bytes(struct.pack("<i", 1 << 20) + (1 << 20) * empty)
+    with pytest.raises(ValueError, match=r"the number of its entries must be from 0 to 65536, got 1048576"):
+        read_imatrix(path)
+    path.write_bytes(struct.pack("<i", 2) + 2 * whole[4 : 4 + 12 + len(Q) + 4 * 64])
+    with pytest.raises(ValueError, match=f"entry 1 is '{Q}'"):
+        read_imatrix(path)
     plan = {f"{Q}.in_sum2": ("F32", (1, 8))}
     with GgufWriter(path, plan, {}) as writer:
         writer.write(f"{Q}.in_sum2", np.ones((1, 8), np.float32))

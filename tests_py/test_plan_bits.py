@@ -3,11 +3,12 @@
 
 import itertools
 import json
+import re
 
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import plan_bits, save_arrays
+from breccia.checkpoint import convert, plan_bits, save_arrays
 from breccia.checkpoint.planning.bits import Group, Option, spread, to_toml
 from breccia.cli import main
 from breccia.moments import Moments, save_moments
@@ -94,6 +95,29 @@ def test_errors_are_those_of_the_outputs(llama):
         for bits in (4.6, 5.5, 6.5, 8.2)
     ]
     assert errors == sorted(errors, reverse=True) and errors[0] > errors[-1]
+
+
+def test_a_size_is_of_the_whole_model(llama):
+    """What the scheme makes of the model is no larger, and not much smaller."""
+    folder, _, _ = llama
+    formats = ["nvfp4", "fp8-row", "bf16"]
+    for size in (600_000, 900_000, 1_500_000):
+        report = plan_bits(folder / "model", folder / "m.safetensors", size=size, formats=formats)
+        (folder / "plan.toml").write_text(to_toml(report))
+        convert(folder / "model", folder / "out", "compressed-tensors", scheme=folder / "plan.toml", force=True)
+        written = (folder / "out" / "model.safetensors").stat().st_size
+        assert report["bytes"] <= written <= size, report["rules"]
+    with pytest.raises(ValueError, match=r"^size must be at least ([\d,]+) bytes, got 100,000$") as told:
+        plan_bits(folder / "model", folder / "m.safetensors", size=100_000, formats=formats)
+    least = int(re.search(r"at least ([\d,]+)", str(told.value))[1].replace(",", ""))
+    assert set(plan_bits(folder / "model", folder / "m.safetensors", size=least, formats=formats)["rules"]) == {"nvfp4"}
+
+
+@pytest.mark.parametrize("given", [{}, {"bits": 5.0, "size": 10**6}], ids=["neither", "both"])
+def test_bits_or_a_size_must_be_given(given, llama):
+    folder, _, _ = llama
+    with pytest.raises(TypeError, match=r"^one of bits and size must be given"):
+        plan_bits(folder / "model", folder / "m.safetensors", **given)
 
 
 def test_groups_with_exponents_are_planned_without_importance(llama):

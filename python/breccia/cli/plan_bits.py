@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from breccia.cli.arguments import add_common, number, progress_of
-from breccia.cli.conversion import next_step, notes
+from breccia.cli.arguments import add_common, number, progress_of, size
+from breccia.cli.conversion import amount, next_step, notes
 from breccia.cli.terminal import after, wrapped
 
 __all__ = ["add_plan_bits", "plan_bits"]
@@ -19,8 +19,16 @@ def add_plan_bits(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("source", metavar="MODEL", help="safetensors file, directory of shards, or GGUF file")
     parser.add_argument("--moments", metavar="FILE", required=True, help="file of breccia calibrate for MODEL")
-    parser.add_argument(
-        "--bits", type=number, metavar="B", required=True, help="bits per weight, on average, that the plan may use"
+    most = parser.add_mutually_exclusive_group(required=True)
+    most.add_argument(
+        "--bits",
+        type=number,
+        metavar="B",
+        help="bits that a weight which is planned may take on average; embeddings and all that stays as it is are not "
+        "counted",
+    )
+    most.add_argument(
+        "--size", type=size, metavar="BYTES", help="bytes that the whole model may take, such as 4GB or 4GiB"
     )
     parser.add_argument(
         "--formats",
@@ -46,7 +54,7 @@ def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     if out is not None and not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent} must be a folder: the scheme is to be written there")
     formats = [name.strip() for name in args.formats.split(",") if name.strip()]
-    options = {"include": args.include, "exclude": args.exclude, "progress": progress_of(args)}
+    options = {"size": args.size, "include": args.include, "exclude": args.exclude, "progress": progress_of(args)}
     report = run(args.source, args.moments, args.bits, formats, **options)
     lines = list(_summary(report))
     if out is None:
@@ -65,6 +73,9 @@ def _summary(report: Mapping[str, Any]) -> list[str]:
         share = sum(group["weights"] for group in some) / weights
         groups = f"{len(some):>5} {'groups,' if some[1:] else 'group, '}"
         lines.append(f"{name:<16} {groups} {share:.1%} of the weights that are planned")
-    lines.append(f"{report['bits']:.3f} bits a planned weight, {report['bits_of_all']:.3f} a weight of the model")
+    lines.append(
+        f"{report['bits']:.3f} bits a planned weight, {report['bits_of_all']:.3f} a weight of the model: "
+        f"{amount(report['bytes'])}"
+    )
     others = "".join(f"; {name} alone {error:.4g}" for name, error in report["errors"].items())
     return [*lines, *wrapped(f"summed output error {report['error']:.4g}{others}")]

@@ -21,7 +21,7 @@ from breccia.moments import Moments
 __all__ = ["read_imatrix"]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-_MOST_ENTRIES, _MOST_NAME = 1 << 20, 4096
+_MOST_ENTRIES, _MOST_NAME = 1 << 16, 4096
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> dict[str, Moments]:
@@ -86,10 +86,12 @@ def _of_dat(path: str | os.PathLike[str]) -> dict[str, Moments]:
         return int(value)
 
     found = {}
-    for _ in range(number("the number of its entries", _MOST_ENTRIES)):
+    for i in range(number("the number of its entries", _MOST_ENTRIES)):
         name = take(number("the length of a name", _MOST_NAME), "a name").decode("utf-8", "replace")
         calls = number(f"{name}: the number of calls", 2**31 - 1)
         columns = number(f"{name}: the number of values", len(raw) // 4)
+        if not name or not columns or name in found:
+            raise ValueError(f"{path}: each entry must have a name of its own and values, entry {i} is {name!r}")
         values = np.frombuffer(take(4 * columns, f"{name}: its values"), "<f4").astype(np.float32)
         found[name] = Moments(diag=values, count=np.asarray(calls, np.int64))
     return found

@@ -9,7 +9,8 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from breccia.bridges.file_kinds import SAFETENSORS
 from breccia.bridges.outside import comparable, values
 from breccia.bridges.parts import Found
 from breccia.bridges.readers import fused_layer
+from breccia.checkpoint.arguments import count_of
 from breccia.checkpoint.files.dtypes import nbytes_of
 from breccia.checkpoint.judging.output_error import energy
 from breccia.checkpoint.planning.choices import QUANTIZED, choose, wanted
@@ -32,6 +34,7 @@ from breccia.schemes.toml import table_of
 __all__ = ["Group", "Option", "plan_bits", "spread", "to_toml"]
 
 _ROWS = 1024  # of a weight whose errors are looked at together
+_ENTRY = 1024  # bytes that the header of a file takes at most for the parts of a tensor
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,21 @@ class Group:
     options: tuple[Option, ...]
 
 
+class Rest(NamedTuple):
+    """What is not planned: numbers and bytes; and how many tensors there are at all."""
+
+    weights: int
+    nbytes: int
+    tensors: int
+
+
 def plan_bits(
     source: str | os.PathLike[str],
     moments: str | os.PathLike[str],
-    bits: float,
+    bits: float | None = None,
     formats: Sequence[str] = ("nvfp4", "fp8", "bf16"),
     *,
+    size: int | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     progress: bool = False,
@@ -75,30 +87,47 @@ def plan_bits(
     Args:
         source: as for `convert`; weights that `convert` would quantize are planned.
         moments: a file that `breccia.calibrate` wrote.
-        bits: the most that a weight may take, on average over the planned ones, scales included.
+        bits: the most that a weight may take, on average over the planned ones, scales included. Others, such as
+            embeddings, are not counted.
         formats: recipes, and "bf16", "fp16" or "fp32": layers that stay as they are, whose error is none.
+        size: in the place of ``bits`` the most bytes that all of the model may take, what is not planned included.
         include: as for `convert`.
         exclude: as for `convert`.
         progress: draw a line on a terminal.
 
     Returns:
         JSON types: "groups" with "layers", "weights", "format", "bits" and "errors" by format; "rules", format →
-        patterns of its layers; "bits" a planned weight and "bits_of_all" a weight of the whole model; "error", and
-        "errors" with one format for all; "notes".
+        patterns of its layers; "bits" a planned weight, "bits_of_all" a weight of the whole model and "bytes" of its
+        tensors; "error", and "errors" with one format for all; "notes".
 
     Raises:
-        TypeError: ``formats`` are no list of strings, or ``bits`` is no number.
-        ValueError: there is no such format, nothing to plan, or too few ``bits`` for the least formats.
+        TypeError: ``formats`` are no list of strings, ``bits`` is no number, ``size`` no whole one, or both or neither
+            are given.
+        ValueError: there is no such format, nothing to plan, or too few ``bits`` or bytes for the least formats.
     """
     targets = _targets(formats, include, exclude)
-    if isinstance(bits, bool) or not isinstance(bits, (int, float)):
+    if (bits is None) == (size is None):
+        raise TypeError(f"one of bits and size must be given, got bits={bits!r} and size={size!r}")
+    if isinstance(bits, bool) or not isinstance(bits, (int, float, NoneType)):
         raise TypeError(f"bits must be a number, got {bits!r}")
+    most = None if size is None else count_of(size, "size")
     with (
         contextlib.closing(Checkpoint(source, mapped=False)) as checkpoint,
         contextlib.closing(Importance(moments, None, "moments")) as data,
     ):
         groups, notes, rest = _measured(checkpoint, data, targets, progress)
-    return _report(groups, spread(groups, float(bits)), notes, rest)
+    if most is not None:
+        bits = _left(groups, most, rest)
+    return _report(groups, spread(groups, float(bits or 0)), notes, rest)
+
+
+def _left(groups: Sequence[Group], size: int, rest: Rest) -> float:
+    """The bits a planned weight that a model of so many bytes leaves. Raises ValueError where they are too few."""
+    others = rest.nbytes + _ENTRY * rest.tensors
+    least = sum(min(option.bits for option in group.options) for group in groups)
+    if 8 * (size - others) < least:
+        raise ValueError(f"size must be at least {math.ceil(least / 8) + others:,} bytes, got {size:,}")
+    return 8 * (size - others) / sum(group.weights for group in groups)
 
 
 def spread(groups: Sequence[Group], bits: float) -> list[Option]:
@@ -182,8 +211,8 @@ class _Sum:
 
 def _measured(
     checkpoint: Checkpoint, data: Importance, targets: Mapping[str, Target], show: bool
-) -> tuple[list[Group], list[str], tuple[int, int]]:
-    """The groups, notes, and how many weights and bytes of tensors are not planned."""
+) -> tuple[list[Group], list[str], Rest]:
+    """The groups, notes, and what is not planned."""
     recipe = next(target for target in targets.values() if not target.float_dtype)
     found = [checkpoint.refined(one) for one in checkpoint.found]
     planned = [
@@ -195,7 +224,7 @@ def _measured(
         )
     chosen = {one.name for one in planned}
     rest = [one for one in found if one.name not in chosen]
-    left = (sum(math.prod(one.shape) for one in rest), sum(checkpoint.nbytes(one) for one in rest))
+    left = Rest(sum(math.prod(one.shape) for one in rest), sum(checkpoint.nbytes(one) for one in rest), len(found))
     line = Progress(sum(checkpoint.nbytes(one) for one in planned), show)
     groups, notes = [], list[str]()
     for members in _grouped(planned):
@@ -275,9 +304,7 @@ def _compare(matrix: Any, importance: Any, moments: Any, targets: Mapping[str, T
         wrong[kind] = wrong.get(kind, 0.0) + lost
 
 
-def _report(
-    groups: Sequence[Group], chosen: Sequence[Option], notes: list[str], rest: tuple[int, int]
-) -> dict[str, Any]:
+def _report(groups: Sequence[Group], chosen: Sequence[Option], notes: list[str], rest: Rest) -> dict[str, Any]:
     rules: dict[str, list[str]] = {}
     for group, option in zip(groups, chosen, strict=True):
         rules.setdefault(option.name, []).extend(group.patterns)
@@ -286,7 +313,8 @@ def _report(
     every = {name: [one.error for group in groups for one in group.options if one.name == name] for name in names}
     return {
         "bits": bits / weights,
-        "bits_of_all": (bits + 8 * rest[1]) / (weights + rest[0]),
+        "bits_of_all": (bits + 8 * rest.nbytes) / (weights + rest.weights),
+        "bytes": rest.nbytes + math.ceil(bits / 8),
         "error": sum(option.error for option in chosen),
         "errors": {name: sum(some) for name, some in every.items() if len(some) == len(groups)},
         "rules": rules,
