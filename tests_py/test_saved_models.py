@@ -165,6 +165,8 @@ def test_diffusers(tmp_path):
         model.save_pretrained(tmp_path)
         again = diffusers.Transformer2DModel.from_pretrained(tmp_path).eval()
         assert any(isinstance(layer, QuantizedLinear) for layer in again.modules())
+        for p in again.parameters():  # torch's own products of floats depend on where in a file's map these lie
+            p.data = p.data.clone()
         assert torch.equal(again(x, timestep=torch.tensor([3]), class_labels=torch.tensor([1])).sample, y)
 
 

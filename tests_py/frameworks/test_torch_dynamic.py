@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One compilation for batches of every size: torch.compile with dynamic shapes, torch.export with a dynamic axis."""
 
+import io
+
 import breccia
 import cases
 import peers
@@ -69,14 +71,32 @@ def test_batches_of_sequences_are_compiled_once(recipe):
     assert counter.frame_count <= times(recipe)
 
 
+def loaded(program):
+    """The program as it comes out of a file."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return torch.export.load(io.BytesIO(file.getvalue())).module()
+
+
+@cases.ALL
+def test_exported_layers_are_saved(recipe):
+    w = cast(values(64), recipe)
+    layer = QuantizedLinear(w, torch.ones(64), activations=recipe)
+    verbs = Module(lambda x: (linear(x, w), cast(x, recipe), dequantize(cast(x, recipe)), requantize(w, "nvfp4")))
+    for module in (layer, verbs):
+        made = loaded(torch.export.export(module, (values(4),)))
+        check(made(values(4)), module(values(4)), type(module))
+
+
 @cases.those(lambda recipe: times(recipe) == 1)
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_programs_take_every_batch_size(recipe, strict):
     w = cast(values(64), recipe)
     module = Module(lambda x: (dequantize(cast(x, recipe)), linear(x, w), autograd.cast_ste(x, recipe)))
     program = torch.export.export(module, (values(4),), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=strict)
+    made = loaded(program)
     for rows in SIZES:
-        check(program.module()(values(rows)), module(values(rows)), rows)
+        check(made(values(rows)), module(values(rows)), rows)
 
 
 @cases.ALL

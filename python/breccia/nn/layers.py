@@ -180,13 +180,9 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
             raise ValueError(f"bias must be a torch tensor of shape ({weight.shape[0]},) or None, got {got}")
         self.out_features, self.in_features = weight.shape[-2:]
-        self.recipe: ScalingRecipe = weight.recipe
-        self._form, self._packed = weight._form, isinstance(weight, PackedWeight)
-        for part, array in zip(PARTS, weight._held, strict=True):
-            # A cast on a GPU may store scales in the order that FP8 products want of activations.
-            self.register_buffer(f"weight_{part}", array.contiguous() if part == "scale" else array)
-        self._checked: Any = states.meaning(self)  # the text that was compared with the recipe
-        self.register_buffer(states.MEANING, self._checked)
+        self._repeats: dict[Any, Any] = {}  # products by their inputs' shapes, see `_torch_launch.repeated_linear`
+        self._dtypes: dict[str, torch.dtype] = {}  # of the parts that are parameters of bytes
+        self._put(weight)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
         if not is_integer(exact_rows) or exact_rows < 0:
             raise ValueError(f"exact_rows must be a non-negative integer, got {exact_rows!r}")
@@ -197,9 +193,19 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             if not isinstance(input_scale, torch.Tensor) or input_scale.numel() != 1:
                 raise ValueError(f"input_scale must be a tensor of one number or None, got {input_scale!r}")
             self.register_buffer("input_scale", input_scale.detach().float().reshape(()))
+
+    def _put(self, weight: ScaledTensor) -> None:
+        """Take the parts of a weight for buffers."""
+        self._form, self._packed = weight._form, isinstance(weight, PackedWeight)
+        self.recipe: ScalingRecipe = weight.recipe
+        for part, array in zip(PARTS, weight._held, strict=True):
+            # A cast on a GPU may store scales in the order that FP8 products want of activations.
+            self._buffers[f"weight_{part}"] = array.contiguous() if part == "scale" else array
+        self._buffers[states.MEANING] = self._checked = states.meaning(self)  # the text that goes with the recipe
+        for name in [name for name, part in self._buffers.items() if part is None]:
+            self._buffers[name] = self._buffers.pop(name)  # last: torch.export counts on none between the others
         self._made: ScaledTensor | None = None
-        self._repeats: dict[Any, Any] = {}  # products by their inputs' shapes, see `_torch_launch.repeated_linear`
-        self._dtypes: dict[str, torch.dtype] = {}  # of the parts that are parameters of bytes
+        self._repeats.clear()
 
     def make_shardable_(self) -> QuantizedLinear:
         """Turn the weight's parts into frozen parameters of uint8, which ``torch.distributed.fsdp.fully_shard`` shards
@@ -247,13 +253,12 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             and made.global_scale is global_scale
         ):
             return made
-        if not torch.compiler.is_dynamo_compiling() and parts[states.MEANING] is not self._checked:
-            states.check(self, parts[states.MEANING])
-            self._checked = parts[states.MEANING]
         kind = PackedWeight if self._packed else ScaledTensor
         made = kind._of(self._form, data, scale, zero_point, global_scale)
-        if not torch.compiler.is_dynamo_compiling():
-            self._made = made
+        if not torch.compiler.is_compiling():  # nor exporting, which puts other buffers into the layer meanwhile
+            if parts[states.MEANING] is not self._checked:
+                states.check(self, parts[states.MEANING])
+            self._checked, self._made = parts[states.MEANING], made
         return made
 
     def check_puttable(self) -> None:
@@ -280,12 +285,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         if weight.shape != self.weight.shape:
             raise ValueError(f"weight must have shape {self.weight.shape}, got {weight.shape}")
         self.check_puttable()
-        for part, array in zip(PARTS, weight._held, strict=True):
-            self._buffers[f"weight_{part}"] = array
-        self._form, self.recipe, self._made = weight._form, weight.recipe, None
-        self._buffers[states.MEANING] = self._checked = states.meaning(self)
-        self._packed = isinstance(weight, PackedWeight)
-        self._repeats.clear()
+        self._put(weight)
 
     def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
         """``input @ weight.T + bias``, with the input quantized on the fly where the layer has a recipe for it.

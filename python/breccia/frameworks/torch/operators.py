@@ -307,6 +307,20 @@ def _straight_through_backward(ctx: Any, grad: Any, _: Any) -> Any:
     return (torch.where(inside, grad, 0) if ctx.clipped else grad), None, None, None, None
 
 
+def _exportable(fake: Any) -> Any:
+    """The shapes of an operator, of which torch.export.save can write programs: its table of dtypes has no pairs of
+    FP4, which it then writes as the bytes that they are. A program that is loaded has uint8 in their places."""
+
+    def run(*operands: Any) -> Any:
+        if torch.compiler.is_exporting():
+            from torch._export.serde import serialize
+
+            serialize._TORCH_TO_SERIALIZE_DTYPE.setdefault(torch.float4_e2m1fn_x2, serialize.ScalarType.BYTE)
+        return fake(*operands)
+
+    return run
+
+
 def _on_cuda(by_kernels: Any, anywhere: Any) -> Any:
     """An operator on CUDA: by kernels, where there is Triton for them."""
 
@@ -329,7 +343,7 @@ for _name, _cpu, _cuda, _anywhere, _fake in (
     _library.impl(_name, _cpu, "CPU")
     _library.impl(_name, _on_cuda(_cuda, _anywhere), "CUDA")
     _library.impl(_name, _anywhere, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"breccia::{_name}", _fake, lib=_library)
+    torch.library.register_fake(f"breccia::{_name}", _exportable(_fake), lib=_library)
 torch.library.register_autograd("breccia::matmul", _matmul_backward, setup_context=_matmul_context, lib=_library)
 torch.library.register_autograd(
     "breccia::straight_through",
