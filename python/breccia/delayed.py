@@ -20,7 +20,7 @@ from breccia.kernels.whole_array.namespace import FLOAT32_MAX
 from breccia.recipes import DelayedScaling
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.inputs import refuse_mask
-from breccia.verbs.cast_options import CastOptions
+from breccia.verbs.cast_options import CastOptions, Rounding
 
 __all__ = ["AmaxHistory", "cast", "init", "record", "update"]
 
@@ -104,7 +104,7 @@ def update(state: AmaxHistory, recipe: DelayedScaling, algorithm: str = "max") -
 
 
 def cast(
-    x: Any, recipe: DelayedScaling, state: AmaxHistory, *, rounding: str = "nearest", seed: Any = None
+    x: Any, recipe: DelayedScaling, state: AmaxHistory, *, rounding: Rounding = "nearest", seed: Any = None
 ) -> tuple[ScaledTensor, AmaxHistory]:
     """Quantize with the state's scale, and record the amax of ``x``.
 

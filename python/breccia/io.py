@@ -11,6 +11,7 @@ from breccia import frameworks
 from breccia.scaled_tensor import ScaledTensor
 
 if TYPE_CHECKING:
+    from breccia.checkpoint.reading.source import Unmarked
     from breccia.schemes import ModelScheme
 
 __all__ = ["OpenCheckpoint", "load", "save"]  # without `open`: import * would hide the built-in
@@ -40,7 +41,7 @@ def save(
     bridges.save_safetensors(tensors, path, metadata)
 
 
-def load(path: str | os.PathLike[str], framework: str = "numpy", *, unmarked: str | None = None) -> dict[str, Any]:
+def load(path: str | os.PathLike[str], framework: str = "numpy", *, unmarked: Unmarked | None = None) -> dict[str, Any]:
     """Every tensor of a file or checkpoint, of any format breccia reads.
 
     Args:
@@ -82,7 +83,7 @@ def scheme(path: str | os.PathLike[str]) -> ModelScheme:
 
 
 def open(  # noqa: A001 (breccia.open)
-    path: str | os.PathLike[str], framework: str = "numpy", *, progress: bool = False, unmarked: str | None = None
+    path: str | os.PathLike[str], framework: str = "numpy", *, progress: bool = False, unmarked: Unmarked | None = None
 ) -> OpenCheckpoint:
     """A checkpoint of any format breccia reads, as a mapping that reads a tensor when it is asked for.
 
@@ -106,7 +107,7 @@ class OpenCheckpoint:
     """What `open` returns. Use it in a ``with``, or let go of it: arrays keep the file's memory."""
 
     def __init__(
-        self, path: str | os.PathLike[str], framework: str, progress: bool, unmarked: str | None = None
+        self, path: str | os.PathLike[str], framework: str, progress: bool, unmarked: Unmarked | None = None
     ) -> None:
         from breccia.checkpoint import Checkpoint
 

@@ -38,7 +38,7 @@ from peft.utils.other import ModulesToSaveWrapper  # noqa: E402
 
 from breccia import comparison, verbs  # noqa: E402
 from breccia.checkpoint.lora.feedback import OfRows, round_change  # noqa: E402
-from breccia.checkpoint.lora.rounding import MergeRounding, seed_of  # noqa: E402
+from breccia.checkpoint.lora.rounding import How, MergeRounding, seed_of  # noqa: E402
 from breccia.nn import QuantizedLinear  # noqa: E402
 from breccia.recipes import choices, global_divides  # noqa: E402
 from breccia.scaled_tensor import ScaledTensor, as_array_is  # noqa: E402
@@ -100,7 +100,7 @@ _merging: contextvars.ContextVar[Merging | None] = contextvars.ContextVar("brecc
 
 
 @contextlib.contextmanager
-def merging(seed: int | None = None, *, rounding: str | None = None) -> Iterator[Merging]:
+def merging(seed: int | None = None, *, rounding: How | None = None) -> Iterator[Merging]:
     """How layers of codes are merged in a ``with``, as in ``with merging(seed=0) as report: model.merge_and_unload()``.
 
     Args:

@@ -17,7 +17,7 @@ import json
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeGuard
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -42,6 +42,9 @@ __all__ = [
     "scale_format",
 ]
 
+ScaleSearch: TypeAlias = Literal["amax", "mse"]
+ScaleRounding: TypeAlias = Literal["rceil", "floor", "ceil", "even"]
+ScaleRule: TypeAlias = Literal["torchao", "transformer_engine"]
 
 _STORED = {
     "fp32": "float32",
@@ -144,7 +147,7 @@ class DelayedScaling(ScalingRecipe):
     fp8_format: str = "E4M3"
     amax_history_len: int = 16
     margin: int = 0
-    scale_rule: str = "torchao"
+    scale_rule: ScaleRule = "torchao"
 
 
 @dataclass(frozen=True)
@@ -154,9 +157,9 @@ class Float8CurrentScaling(ScalingRecipe):
 
     name: ClassVar[str] = "current"
     fp8_format: str = "E4M3"
-    granularity: str = "tensor"
-    scale_rule: str = "torchao"
-    scale_search: str = "amax"
+    granularity: Literal["tensor", "row"] = "tensor"
+    scale_rule: ScaleRule = "torchao"
+    scale_search: ScaleSearch = "amax"
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class Float8BlockScaling(ScalingRecipe):
     block_k: int = 128
     block_m: int = 1
     scale_format: str = "fp32"
-    scale_search: str = "amax"
+    scale_search: ScaleSearch = "amax"
 
 
 @dataclass(frozen=True)
@@ -202,8 +205,8 @@ class MXFP8BlockScaling(ScalingRecipe):
     name: ClassVar[str] = "mxfp8"
     fp8_format: str = "E4M3"
     block_size: int = 32
-    scale_rounding: str = "rceil"
-    scale_search: str = "amax"
+    scale_rounding: ScaleRounding = "rceil"
+    scale_search: ScaleSearch = "amax"
 
 
 @dataclass(frozen=True)
@@ -213,8 +216,8 @@ class MXFP6BlockScaling(ScalingRecipe):
     name: ClassVar[str] = "mxfp6"
     fp6_format: str = "E2M3"
     block_size: int = 32
-    scale_rounding: str = "rceil"
-    scale_search: str = "amax"
+    scale_rounding: ScaleRounding = "rceil"
+    scale_search: ScaleSearch = "amax"
 
 
 @dataclass(frozen=True)
@@ -224,8 +227,8 @@ class MXFP4BlockScaling(ScalingRecipe):
     name: ClassVar[str] = "mxfp4"
     fp4_format: str = "E2M1"
     block_size: int = 32
-    scale_rounding: str = "rceil"
-    scale_search: str = "amax"
+    scale_rounding: ScaleRounding = "rceil"
+    scale_search: ScaleSearch = "amax"
 
 
 @dataclass(frozen=True)
@@ -245,9 +248,9 @@ class NVFP4BlockScaling(ScalingRecipe):
     block_size: int = 16
     scale_format: str = "E4M3"
     two_level: bool = True
-    scale_search: str = "amax"
-    scale_rule: str = "transformer_engine"
-    global_scale_form: str = "multiplier"
+    scale_search: ScaleSearch = "amax"
+    scale_rule: ScaleRule = "transformer_engine"
+    global_scale_form: Literal["multiplier", "divisor"] = "multiplier"
 
 
 @dataclass(frozen=True)
@@ -266,7 +269,7 @@ class INT4Scaling(ScalingRecipe):
     signed: bool = True
     scale_dtype: str = "fp16"
     symmetric: bool = True
-    scale_search: str = "amax"
+    scale_search: ScaleSearch = "amax"
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,7 @@ class INT8Scaling(ScalingRecipe):
     group_size: int | None = None
     scale_dtype: str = "fp32"
     symmetric: bool = True
-    scale_search: str = "amax"
+    scale_search: ScaleSearch = "amax"
 
 
 @dataclass(frozen=True)

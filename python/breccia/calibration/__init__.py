@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from breccia.calibration.record import Calibration
 from breccia.peers import require
@@ -16,17 +16,19 @@ from breccia.peers import require
 if TYPE_CHECKING:
     import torch
 
+    from breccia.calibration.levels import Level
+
 __all__ = ["Calibration", "calibrate"]
 
 
 def calibrate(
     model: torch.nn.Module,
     batches: Iterable[Any],
-    level: str = "full",
+    level: Level = "full",
     memory: int | None = None,
     *,
     block: int = 16,
-    dtype: str = "float32",
+    dtype: Literal["float32", "float64"] = "float32",
     state: str | os.PathLike[str] | None = None,
     state_seconds: float = 300.0,
 ) -> Calibration:

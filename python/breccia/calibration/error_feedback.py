@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from breccia.verbs.cast_options import column_weights
 
 __all__ = ["GptqReport", "gptq", "gptq_by_torch", "gptq_encoded", "gptq_reported", "matrix_of_moments"]
 
-_ORDERS = ("act", "natural")
+Order: TypeAlias = Literal["act", "natural"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GptqReport:
 
 
 def gptq(
-    w: A, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = _core.GPTQ_DAMP
+    w: A, moments: Any, recipe: ScalingRecipe | str, *, order: Order = "act", damp: float = _core.GPTQ_DAMP
 ) -> ScaledTensor[A]:
     """Quantize a weight for the inputs that it meets: GPTQ, columns ordered by activity and scales chosen first.
 
@@ -75,11 +75,11 @@ def gptq(
 
 
 def gptq_reported(
-    w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = _core.GPTQ_DAMP
+    w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: Order = "act", damp: float = _core.GPTQ_DAMP
 ) -> tuple[ScaledTensor, GptqReport]:
     """`gptq`, and a report of what it had to do. It raises what `gptq` does."""
     recipe = resolve(recipe)
-    if order not in _ORDERS:
+    if order not in get_args(Order):
         raise ValueError(f"order must be 'act' or 'natural', got {order!r}")
     if isinstance(w, ScaledTensor):
         raise TypeError("w must be an array of floats, got a ScaledTensor: dequantize it first")
@@ -96,7 +96,7 @@ def gptq_encoded(
     moments: Any,
     encode: Callable[..., np.ndarray[Any, Any]],
     *,
-    order: str = "act",
+    order: Order = "act",
     damp: float = _core.GPTQ_DAMP,
 ) -> tuple[np.ndarray[Any, Any], GptqReport]:
     """Bytes of a weight, float32 (N, K) or (E, N, K), in a type that no recipe makes, and a report as `gptq_reported`
@@ -129,7 +129,7 @@ def gptq_encoded(
 
 
 def gptq_by_torch(
-    w: Any, moments: Any, recipe: ScalingRecipe, order: str, damp: float
+    w: Any, moments: Any, recipe: ScalingRecipe, order: Order, damp: float
 ) -> tuple[ScaledTensor, GptqReport]:
     """`gptq_reported` of a torch tensor, by torch's operations on its device but for the search of scales."""
     import torch

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from breccia.calibration.levels import Level
 from breccia.calibration.run import Options, run
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.planning.importance import print_of
@@ -32,7 +33,7 @@ def calibrate_folder(
     *,
     tokens: int | None = None,
     length: int = 512,
-    level: str = "full",
+    level: Level = "full",
     memory: int | None = None,
     block: int = 16,
     dtype: str = "auto",

@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 __all__ = ["LEVELS", "Choice", "choose", "is_expert", "of_any_expert"]
 
-LEVELS = ("diag", "block", "full")
+Level: TypeAlias = Literal["diag", "block", "full"]
+LEVELS = get_args(Level)
 _EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
 
 

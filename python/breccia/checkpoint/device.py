@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from breccia import verbs
-from breccia.calibration.error_feedback import GptqReport, gptq_by_torch, gptq_reported
+from breccia.calibration.error_feedback import GptqReport, Order, gptq_by_torch, gptq_reported
 from breccia.peers import require
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -66,7 +66,7 @@ class Device:
         return _here(verbs.requantize(there, recipe))
 
     def gptq(
-        self, values: Any, moments: Any, recipe: ScalingRecipe, order: str, damp: float
+        self, values: Any, moments: Any, recipe: ScalingRecipe, order: Order, damp: float
     ) -> tuple[ScaledTensor, GptqReport]:
         """`breccia.gptq` of a NumPy array, and what it had to do."""
         if self.place is None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -12,16 +12,18 @@ from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of, framework_of, ready
 from breccia.value.inputs import refuse_mask
-from breccia.verbs.cast_options import CastOptions, Hadamard
+from breccia.verbs.cast_options import CastOptions, Hadamard, Rounding
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
+
+Precision: TypeAlias = Literal["exact", "fast"]
 
 
 def cast(
     x: A,
     recipe: ScalingRecipe | str,
     *,
-    rounding: str = "nearest",
+    rounding: Rounding = "nearest",
     seed: Any = None,
     hadamard: Hadamard | None = None,
     square_blocks: bool = False,
@@ -79,8 +81,6 @@ def cast(
     recipe = resolve(recipe)
     if isinstance(x, ScaledTensor):
         raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
-    if rounding != "nearest" and isinstance(rounding, str):
-        rounding = rounding.lower()
     plain = rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None
     if plain and importance is None and isinstance(offset, int) and offset == 0:
         return frameworks.of(x).cast(x, recipe)
@@ -109,7 +109,7 @@ def dequantize(scaled: ScaledTensor[A], dtype: Any = "float32", out: A | None = 
 
 
 def matmul(
-    a: ScaledTensor[A] | A, b: ScaledTensor[A] | A, out_dtype: Any = np.float32, *, precision: str = "exact"
+    a: ScaledTensor[A] | A, b: ScaledTensor[A] | A, out_dtype: Any = np.float32, *, precision: Precision = "exact"
 ) -> A:
     """Scaled product ``a @ b`` with NumPy's broadcasting of leading axes.
 
@@ -147,7 +147,7 @@ def linear(
     bias: A | None = None,
     out_dtype: Any = np.float32,
     *,
-    precision: str = "exact",
+    precision: Precision = "exact",
 ) -> A:
     """``x @ w.T + bias`` for a weight stored as checkpoints do.
 
@@ -224,11 +224,12 @@ def plus(y: Any, bias: Any, out_dtype: Any) -> Any:
     return total.to(dtype) if hasattr(total, "to") else total.astype(dtype)
 
 
-def _precision(precision: str) -> str:
-    if precision in ("exact", "fast"):
-        return precision
-    if isinstance(precision, str) and precision.lower() in ("exact", "fast"):
-        return precision.lower()
+def _precision(precision: str) -> Precision:
+    word = precision.lower() if isinstance(precision, str) else precision
+    if word == "exact":
+        return "exact"
+    if word == "fast":
+        return "fast"
     raise ValueError(f"precision must be 'exact' or 'fast', got {precision!r}")
 
 
@@ -259,7 +260,7 @@ def check_linear(x: Any, w: Any) -> None:
     _check_dtype(w, "w")
 
 
-def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
+def _linear(x: Any, w: Any, out_dtype: Any, precision: Precision) -> Any:
     check_linear(x, w)
     vector = len(x.shape) == 1
     if vector and isinstance(x, ScaledTensor):

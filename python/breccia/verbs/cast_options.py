@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from breccia.value.inputs import side_array
 
-__all__ = ["CastOptions", "Hadamard", "column_weights"]
+__all__ = ["CastOptions", "Hadamard", "Rounding", "column_weights"]
+
+Rounding: TypeAlias = Literal["nearest", "stochastic"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class CastOptions:
     importance: Any = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.rounding, str):
+            object.__setattr__(self, "rounding", self.rounding.lower())
         if self.rounding not in ("nearest", "stochastic"):
             raise ValueError(f"rounding must be 'nearest' or 'stochastic', got {self.rounding!r}")
         if self.rounding == "stochastic" and self.seed is None:

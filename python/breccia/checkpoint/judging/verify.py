@@ -19,7 +19,7 @@ from breccia.checkpoint.judging.bounds import FLOATS_DB, bits_of, least
 from breccia.checkpoint.judging.output_error import OutputErrors
 from breccia.checkpoint.judging.survival import Survival
 from breccia.checkpoint.progress import Progress
-from breccia.checkpoint.reading.source import Checkpoint, is_float
+from breccia.checkpoint.reading.source import Checkpoint, Unmarked, is_float
 from breccia.checkpoint.writing.manifest import Written
 from breccia.gguf.rope import ROPE_TENSORS
 from breccia.scaled_tensor import ScaledTensor
@@ -184,7 +184,7 @@ def verify(
     adapter: str | os.PathLike[str] | None = None,
     moments: str | os.PathLike[str] | Mapping[str, Moments] | None = None,
     progress: bool = False,
-    unmarked: str | None = None,
+    unmarked: Unmarked | None = None,
 ) -> dict[str, Any]:
     """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
 

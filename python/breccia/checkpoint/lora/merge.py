@@ -11,7 +11,7 @@ from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.lora.adapters import open_adapter
 from breccia.checkpoint.lora.job import Merge
-from breccia.checkpoint.lora.rounding import MergeRounding
+from breccia.checkpoint.lora.rounding import How, MergeRounding
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.work import check_destination
 
@@ -23,7 +23,7 @@ def merge_lora(
     adapter: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    rounding: str | None = None,
+    rounding: How | None = None,
     seed: int | None = None,
     moments: str | os.PathLike[str] | None = None,
     device: str = "cpu",

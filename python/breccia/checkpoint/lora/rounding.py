@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["MergeRounding", "seed_of"]
 
-_HOWS = ("nearest", "stochastic", "feedback")
+How: TypeAlias = Literal["nearest", "stochastic", "feedback"]
 
 
 def seed_of(seed: int, name: str) -> int:
@@ -50,8 +50,8 @@ class MergeRounding:
     def of(cls, rounding: str | None, seed: int | None, moments: str | os.PathLike[str] | None) -> MergeRounding:
         """The same of arguments; a seed alone asks for "stochastic"."""
         how = ("nearest" if seed is None else "stochastic") if rounding is None else rounding
-        if how not in _HOWS:
-            raise ValueError(f"rounding must be one of {', '.join(_HOWS)}, or None, got {rounding!r}")
+        if how not in get_args(How):
+            raise ValueError(f"rounding must be one of {', '.join(get_args(How))}, or None, got {rounding!r}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"seed must be an integer or None, got {seed!r}")
         if seed is not None and how == "nearest":

@@ -10,22 +10,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from breccia import _core
+from breccia.calibration.error_feedback import Order
 from breccia.checkpoint.arguments import path_of, patterns_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.planning.asked import Asked, asked_of
 from breccia.checkpoint.planning.importance import Importance, print_of
 from breccia.checkpoint.planning.targets import Feedback, Target, parse_target
-from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.reading.source import Checkpoint, Unmarked
 from breccia.gguf.files import model_names
+from breccia.recipes import ScaleSearch
 from breccia.schemes.value import ModelScheme, Rule
 
 __all__ = ["Options", "Request"]
 
-_METHODS = ("nearest", "gptq")
-_ORDERS = ("act", "natural")
+Method: TypeAlias = Literal["nearest", "gptq"]
 _MANIFEST = ("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp")
 
 
@@ -34,7 +35,7 @@ class Options(TypedDict, total=False):
 
     include: Sequence[str]
     exclude: Sequence[str]
-    scale_search: str | None
+    scale_search: ScaleSearch | None
     group_size: int | str | None
     imatrix: str | os.PathLike[str] | None
     scheme: ModelScheme | str | os.PathLike[str] | None
@@ -43,10 +44,10 @@ class Options(TypedDict, total=False):
     activations: str | None
     amax: str | os.PathLike[str] | None
     moments: str | os.PathLike[str] | None
-    method: str
-    order: str | None
+    method: Method
+    order: Order | None
     damp: float | None
-    unmarked: str | None
+    unmarked: Unmarked | None
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Request:
     to: str
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
-    scale_search: str | None = None
+    scale_search: ScaleSearch | None = None
     group_size: int | str | None = None
     imatrix: str | os.PathLike[str] | None = None
     scheme: ModelScheme | str | os.PathLike[str] | None = None
@@ -70,10 +71,10 @@ class Request:
     activations: str | None = None
     amax: str | os.PathLike[str] | None = None
     moments: str | os.PathLike[str] | None = None
-    method: str = "nearest"
-    order: str | None = None
+    method: Method = "nearest"
+    order: Order | None = None
     damp: float | None = None
-    unmarked: str | None = None
+    unmarked: Unmarked | None = None
 
     def __post_init__(self) -> None:
         _ = self.asked  # which reads the scheme's file
@@ -87,7 +88,7 @@ class Request:
     def _check_rounding(self) -> None:
         if self.imatrix is not None and self.moments is not None:
             raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
-        if self.method not in _METHODS:
+        if self.method not in get_args(Method):
             raise ValueError(f"method must be 'nearest' or 'gptq', got {self.method!r}")
         if self.method == "nearest":
             for option in ("order", "damp"):
@@ -96,7 +97,7 @@ class Request:
             return
         if self.moments is None:
             raise ValueError("moments must be given for method gptq: calibrate makes a file of them")
-        if self.order not in (None, *_ORDERS):
+        if self.order not in (None, *get_args(Order)):
             raise ValueError(f"order must be 'act' or 'natural', got {self.order!r}")
         if self.damp is None:
             return

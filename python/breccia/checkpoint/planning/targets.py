@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from breccia import bridges, recipe_names, recipes
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.parts import Found
+from breccia.calibration.error_feedback import Order
 from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.planning.asked import Asked, fitted
@@ -32,7 +33,7 @@ NO_KIND = "none"  # stands for a float type where a rule asks for high precision
 class Feedback(NamedTuple):
     """GPTQ: see `breccia.gptq`."""
 
-    order: str
+    order: Order
     damp: float
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -39,7 +39,8 @@ from breccia.schemes import Match, ModelScheme, Rule, of_checkpoint
 
 __all__ = ["Checkpoint", "assemble"]
 
-UNMARKED = ("comfyui", "modelopt")  # whose block scales have one shape and two orders
+Unmarked: TypeAlias = Literal["comfyui", "modelopt"]  # whose block scales have one shape and two orders
+UNMARKED = get_args(Unmarked)
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -70,7 +71,7 @@ class Checkpoint:
 
     container: Container = SAFETENSORS
 
-    def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True, unmarked: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True, unmarked: Unmarked | None = None) -> None:
         if unmarked not in (None, *UNMARKED):
             raise ValueError(f"unmarked must be one of {', '.join(UNMARKED)}, or None, got {unmarked!r}")
         self.path, self.mapped, self.unmarked = path_of(path, "path"), mapped, unmarked

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from breccia.bridges.file_kinds import Output
+from breccia.calibration.error_feedback import Order
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.files import disk
@@ -29,9 +30,10 @@ from breccia.checkpoint.planning.identity import Identity, beside, identity_of
 from breccia.checkpoint.planning.model_config import modules_of
 from breccia.checkpoint.planning.plan import Files, Plan, Planner
 from breccia.checkpoint.planning.remarks import Remark
-from breccia.checkpoint.planning.request import Options, Request
+from breccia.checkpoint.planning.request import Method, Options, Request
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.naming import naming
+from breccia.checkpoint.reading.source import Unmarked
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import earlier, outputs
 from breccia.checkpoint.writing.execute import execute
@@ -40,6 +42,7 @@ from breccia.checkpoint.writing.losses import Loss, errors, lost
 from breccia.checkpoint.writing.manifest import Manifest, place_of, sha256_of_file, sha256_of_tensors
 from breccia.checkpoint.writing.sink import Sink
 from breccia.checkpoint.writing.work import Done, Work, check_destination, check_replaceable, names_folder
+from breccia.recipes import ScaleSearch
 from breccia.schemes.value import ModelScheme, Rule
 
 __all__ = ["Job", "convert"]
@@ -56,7 +59,7 @@ def convert(
     *,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
-    scale_search: str | None = None,
+    scale_search: ScaleSearch | None = None,
     group_size: int | str | None = None,
     imatrix: str | os.PathLike[str] | None = None,
     scheme: ModelScheme | str | os.PathLike[str] | None = None,
@@ -65,8 +68,8 @@ def convert(
     activations: str | None = None,
     amax: str | os.PathLike[str] | None = None,
     moments: str | os.PathLike[str] | None = None,
-    method: str = "nearest",
-    order: str | None = None,
+    method: Method = "nearest",
+    order: Order | None = None,
     damp: float | None = None,
     device: str = "cpu",
     progress: bool = False,
@@ -75,7 +78,7 @@ def convert(
     strict: bool = False,
     checksums: bool = True,
     manifest: bool = False,
-    unmarked: str | None = None,
+    unmarked: Unmarked | None = None,
     dry_run: bool = False,
 ) -> dict[str, Any]:
     """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.

@@ -18,6 +18,7 @@ from breccia.frameworks.torch import launches
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe, crosses
 from breccia.scaled_tensor import ScaledTensor
+from breccia.verbs.cast_options import Rounding
 
 _BY_KERNEL = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -82,7 +83,7 @@ def cast(
     dim: int = 0,
     *,
     plan: Plan | None = None,
-    rounding: str = "nearest",
+    rounding: Rounding = "nearest",
     seed: Any = None,
 ) -> ScaledTensor:
     """Quantize this rank's part of a tensor to the bytes that the whole tensor has there.
