@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,15 @@ from breccia.value.form import PARTS, Form, logical_shape, packing_for, parts_th
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # of what is left open, type checkers know nothing
 
-    A = TypeVar("A", default=Any)
+    class Array(Protocol):
+        """What arrays of every framework have, and strings, lists and numbers have not."""
+
+        @property
+        def shape(self) -> Any: ...
+        @property
+        def dtype(self) -> Any: ...
+
+    A = TypeVar("A", bound=Array, default=Any)
 else:
     from typing import TypeVar
 
