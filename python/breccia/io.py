@@ -75,11 +75,8 @@ def scheme(path: str | os.PathLike[str]) -> ModelScheme:
     """
     from breccia.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint(path)
-    try:
+    with Checkpoint(path) as checkpoint:
         return checkpoint.scheme
-    finally:
-        checkpoint.close()
 
 
 def open(  # noqa: A001 (breccia.open)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar  # of what is left open, type checkers know nothing
 
     class Array(Protocol):
-        """What arrays of every framework have, and strings, lists and numbers have not."""
+        """What arrays of every framework have, and strings, lists, numbers and ScaledTensors have not."""
+
+        def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
         @property
         def shape(self) -> Any: ...

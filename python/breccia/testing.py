@@ -87,7 +87,7 @@ def what_is_written_is_read(bridge: FileFormat, key: str, folder: Path) -> None:
         again = folder / f"again{place.suffix}"
         report = convert(place, again, bridge.name)
         assert set(report["tensors"]) <= {"repack", "copy", "float", "same", "keep"}, report["tensors"]
-        with contextlib.closing(Checkpoint(again)) as second:
+        with Checkpoint(again) as second:
             names = set(opened.entries) ^ set(second.entries)
             assert not names, f"tensors must be the same when they are written again, these are not: {sorted(names)}"
             for name in found.parts.values():
@@ -130,7 +130,7 @@ def config_json_names_it(bridge: FileFormat, key: str, folder: Path) -> None:
     """What is written says whose it is, so that nobody else is asked first."""
     if bridge.container.whole:
         return
-    with contextlib.closing(Checkpoint(_written(bridge, key, folder))) as opened:
+    with Checkpoint(_written(bridge, key, folder)) as opened:
         context = opened.context
         claims = Finder(opened.entries, context).claims
     named = [name for name, claim in claims.items() if claim >= NAMED]
@@ -152,7 +152,7 @@ _HOSTILE: dict[str, Callable[[Any], Any]] = {
 
 def any_arrays_are_read_or_refused(bridge: FileFormat, key: str, folder: Path) -> None:
     """Parts of any shape and dtype, and parts that are missing, are read or named in an error of one sentence."""
-    with contextlib.closing(Checkpoint(_written(bridge, key, folder))) as opened:
+    with Checkpoint(_written(bridge, key, folder)) as opened:
         found = _found(opened, bridge)
         parts = {role: np.array(opened.array(name)) for role, name in found.parts.items()}
         for role, array in parts.items():

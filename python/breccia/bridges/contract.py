@@ -231,7 +231,7 @@ class FileFormat:
     find_all: Callable[[Mapping[str, Any], Mapping[str, str]], list[Found]] | None = None
     text: str = ""
     refine: Callable[[Found, Callable[[str], Array]], Found] = lambda found, array: found
-    read: Callable[[Mapping[str, Array], Found], Made] | None = None
+    read: Callable[[dict[str, Array], Found], Made] | None = None
     keeps: Callable[[Found], bool] = lambda found: False
     carries: Callable[[ScalingRecipe], bool] = lambda recipe: False
     takes: Callable[[str, tuple[int, ...]], bool] = lambda name, shape: True
@@ -290,7 +290,7 @@ class FileFormat:
                 keys |= self.dialect.write(Written({module: recipe}, original=model)).keys() - model.keys()
         return frozenset(keys)
 
-    def open(self, parts: Mapping[str, Array], found: Found) -> Made:
+    def open(self, parts: dict[str, Array], found: Found) -> Made:
         """A logical tensor of its stored ones: see `read`.
 
         Args:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -88,7 +87,7 @@ def calibrate_folder(
     if tokens is not None and rows.rows.size < tokens:
         short = f"{tokens:,} tokens were asked for, the text has {rows.available:,}: {rows.rows.size:,} in whole rows"
         found.report["notes"].append(short)
-    with contextlib.closing(Checkpoint(source, mapped=False)) as checkpoint:
+    with Checkpoint(source, mapped=False) as checkpoint:
         found.save(target, {"model": print_of(checkpoint), "text_sha256": rows.digest})
     state.unlink(missing_ok=True)
     return {"out": str(target), "bytes": target.stat().st_size, "layers": len(found), **found.report}

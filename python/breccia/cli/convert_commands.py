@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from breccia.cli import conversion
 from breccia.cli.arguments import progress_of
@@ -12,6 +12,9 @@ from breccia.cli.errors import said
 from breccia.cli.printing import show
 from breccia.cli.rounding import rounding_lines
 from breccia.cli.terminal import after, wrapped
+
+if TYPE_CHECKING:
+    from breccia.checkpoint.reports import ConvertReport
 
 __all__ = ["convert", "merge_lora"]
 
@@ -61,16 +64,16 @@ def convert(args: argparse.Namespace) -> int:
     return 0
 
 
-def _advice(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+def _advice(args: argparse.Namespace, report: ConvertReport) -> list[str]:
     from breccia.checkpoint.planning.targets import parse_target
 
     return conversion.advice(report, parse_target(report["to"]).bridge, bool(args.imatrix or args.moments))
 
 
-def _kept(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+def _kept(args: argparse.Namespace, report: ConvertReport) -> list[str]:
     """The share of weights that stay as they were, for people."""
     kept = report["kept"]
-    if not kept or args.include or kept["bytes"] <= 0.1 * report["bytes_written"]:
+    if not kept or not kept["largest"] or args.include or kept["bytes"] <= 0.1 * report["bytes_written"]:
         return []
     from breccia.checkpoint.planning.choices import unread_embedding
     from breccia.checkpoint.planning.targets import parse_target
@@ -108,7 +111,7 @@ def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
         show(args, report, "\n".join([*lines, "nothing was written"]))
         return 0
 
-    def planned(name: str) -> dict[str, Any]:
+    def planned(name: str) -> Any:
         try:
             return checkpoint.convert(args.source, "OUT", name, **options)  # one name does not suit files and folders
         except ValueError as error:
@@ -121,7 +124,7 @@ def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
     return 0
 
 
-def _lost(requantized: dict[str, Any] | None) -> list[str]:
+def _lost(requantized: Any) -> list[str]:
     """What requantizing changed, for people."""
     if requantized is None:
         return []

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -265,7 +264,7 @@ def _found(files: list[str]) -> list[Found]:
     weights = [Path(name) for name in files if name.endswith(".safetensors")]
     if not weights:
         raise ValueError("the checkpoint must have safetensors files, it has none")
-    with contextlib.closing(Checkpoint(weights[0].parent if len(weights) > 1 else weights[0])) as checkpoint:
+    with Checkpoint(weights[0].parent if len(weights) > 1 else weights[0]) as checkpoint:
         return [found for found in checkpoint.found if found.format == native.NAME]
 
 

@@ -6,7 +6,6 @@ Nothing of torch and transformers is imported before it is called.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 from collections.abc import Sequence
@@ -110,7 +109,7 @@ def _bytes(path: Path) -> int:
     """Of a checkpoint's tensors."""
     from breccia.checkpoint.reading.source import Checkpoint
 
-    with contextlib.closing(Checkpoint(path, mapped=False)) as checkpoint:
+    with Checkpoint(path, mapped=False) as checkpoint:
         return sum(checkpoint.nbytes(found) for found in checkpoint.found)
 
 

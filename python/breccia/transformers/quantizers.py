@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -321,7 +320,7 @@ def _found(files: list[str]) -> tuple[list[Found], ModelScheme]:
     if not weights:
         raise ValueError("the checkpoint must have safetensors files, it has none")
     folder = len(weights) > 1 or (weights[0].parent / "config.json").is_file()
-    with contextlib.closing(Checkpoint(weights[0].parent if folder else weights[0])) as checkpoint:
+    with Checkpoint(weights[0].parent if folder else weights[0]) as checkpoint:
         return [checkpoint.refined(one) for one in checkpoint.found], checkpoint.scheme_or_none or ModelScheme(())
 
 

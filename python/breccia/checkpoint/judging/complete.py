@@ -8,7 +8,6 @@ other layers of the same model.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -26,6 +25,7 @@ from breccia.checkpoint.judging.codes import damage
 from breccia.checkpoint.judging.plot import scales_of
 from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
+from breccia.checkpoint.reports import CompleteReport
 from breccia.checkpoint.writing.manifest import NAME, Written
 from breccia.cli.terminal import wrapped
 from breccia.scaled_tensor import ScaledTensor
@@ -45,7 +45,7 @@ _HARMLESS = (AS_NUMBERS, "shown flat", "as breccia 0.1.3 wrote them")
 _ROWS = 1 << 22  # elements looked at together
 
 
-def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
+def complete(path: str | os.PathLike[str]) -> CompleteReport:
     """Look through one checkpoint for what is missing, was never written, or nobody reads. JSON types only.
 
     Args:
@@ -59,7 +59,7 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ValueError: the checkpoint is not valid.
     """
-    with contextlib.closing(Checkpoint(path, mapped=False)) as checkpoint:
+    with Checkpoint(path, mapped=False) as checkpoint:
         written = Written(checkpoint)
         with np.errstate(all="ignore"):
             problems = [(f.name, text) for f in checkpoint.found for text in _problems(checkpoint, f, written)]
@@ -88,7 +88,7 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
         }
 
 
-def render(report: dict[str, Any]) -> str:
+def render(report: CompleteReport) -> str:
     """The report as lines of at most 80 columns."""
     findings = [f"! {p['tensor']}: {p['problem']}" for p in report["problems"]]
     findings += [f"! {word}: {name}" for word in ("missing", "extra", "unread") for name in report[word]]

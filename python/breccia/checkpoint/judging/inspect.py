@@ -14,6 +14,7 @@ from typing import Any
 from breccia.checkpoint.reading.account import keys_of, unread_modules
 from breccia.checkpoint.reading.logical import Batch, Said
 from breccia.checkpoint.reading.source import Checkpoint, without_collection
+from breccia.checkpoint.reports import InspectReport
 from breccia.cli.errors import lines_of
 from breccia.cli.terminal import fitted, wrapped
 from breccia.schemes import ModelScheme, folded
@@ -23,7 +24,7 @@ __all__ = ["describe", "inspect", "lines", "scheme_lines"]
 _NUMBERS = re.compile(r"\.\d+(?=\.)")
 
 
-def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+def inspect(path: str | os.PathLike[str]) -> InspectReport:
     """Per tensor and in total: format, shape, bits per weight, scales' layout, findings. JSON types only.
 
     Args:
@@ -36,7 +37,9 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: the checkpoint is not valid.
     """
     with without_collection():
-        return {key: list(value) if key == "tensors" else value for key, value in describe(path)}
+        report: Any = {key: list(value) if key == "tensors" else value for key, value in describe(path)}
+    inspected: InspectReport = report
+    return inspected
 
 
 def describe(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:

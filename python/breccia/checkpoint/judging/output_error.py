@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from breccia.checkpoint.planning.layer_moments import LayerMoments
+from breccia.checkpoint.reports import OutputErrorReport
 from breccia.cli.errors import one_line
 from breccia.cli.terminal import wrapped
 
@@ -92,7 +93,7 @@ class OutputErrors:
         error = self.found.get(name)
         return {} if error is None else {"output_error": error if math.isfinite(error) else str(error)}
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> OutputErrorReport:
         """What a report has of all: how many were measured, the mean of their errors, layers that fit no tensor."""
         unused = [name for name in self._moments if name not in self._layers.used]
         if self._file is not None:
@@ -104,7 +105,7 @@ class OutputErrors:
         return {"tensors": len(self.found), "mean": mean, "unused": unused}
 
 
-def lines_of(report: dict[str, Any]) -> list[str]:
+def lines_of(report: OutputErrorReport) -> list[str]:
     """What is said of `OutputErrors.finish` on a terminal."""
     mean = "" if report["mean"] is None else f"{report['mean']:.2%} on average, "
     lines = [f"output error {mean}of {report['tensors']} tensors that have moments"]

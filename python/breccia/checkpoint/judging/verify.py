@@ -20,6 +20,7 @@ from breccia.checkpoint.judging.output_error import OutputErrors
 from breccia.checkpoint.judging.survival import Survival
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, Unmarked, is_float
+from breccia.checkpoint.reports import VerifyReport
 from breccia.checkpoint.writing.manifest import Written
 from breccia.gguf.rope import ROPE_TENSORS
 from breccia.scaled_tensor import ScaledTensor
@@ -185,7 +186,7 @@ def verify(
     moments: str | os.PathLike[str] | Mapping[str, Moments] | None = None,
     progress: bool = False,
     unmarked: Unmarked | None = None,
-) -> dict[str, Any]:
+) -> VerifyReport:
     """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
 
     Args:
@@ -240,7 +241,22 @@ def verify(
         if wrong or not same:
             failed.append(found.name)
     line.finish()
-    report = {
+    tensors: Any = [
+        {
+            "name": d.name,
+            "shape": list(d.shape),
+            "sqnr_db": d.sqnr_db if math.isfinite(d.sqnr_db) else str(d.sqnr_db),
+            "cosine": d.cosine,
+            "max_error": d.max_error if math.isfinite(d.max_error) else str(d.max_error),
+            "equal": d.equal,
+            "mistake": d.mistake,
+            "bound_db": d.bound_db,
+            **({} if merged is None else merged.of(d.name)),
+            **({} if outputs is None else outputs.of(d.name)),
+        }
+        for d in results
+    ]
+    report: VerifyReport = {
         "reference": str(first.path),
         "checked": str(second.path),
         "ok": not failed and not missing,
@@ -250,21 +266,7 @@ def verify(
         "missing": missing,
         "extra": [f.name for f in others.values()],
         "scheme": _scheme_differences(first, second),
-        "tensors": [
-            {
-                "name": d.name,
-                "shape": list(d.shape),
-                "sqnr_db": d.sqnr_db if math.isfinite(d.sqnr_db) else str(d.sqnr_db),
-                "cosine": d.cosine,
-                "max_error": d.max_error if math.isfinite(d.max_error) else str(d.max_error),
-                "equal": d.equal,
-                "mistake": d.mistake,
-                "bound_db": d.bound_db,
-                **({} if merged is None else merged.of(d.name)),
-                **({} if outputs is None else outputs.of(d.name)),
-            }
-            for d in results
-        ],
+        "tensors": tensors,
     }
     if merged is not None:
         report["kept"] = merged.kept

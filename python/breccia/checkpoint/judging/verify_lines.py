@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from breccia.checkpoint.judging.output_error import lines_of
+from breccia.checkpoint.reports import VerifiedTensor, VerifyReport
 from breccia.cli.errors import one_line
 from breccia.cli.terminal import fitted, wrapped
 
@@ -18,13 +20,13 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 _SHOWN = 12  # names in a list
 
 
-def render(report: dict[str, Any], every: bool = False) -> str:
+def render(report: VerifyReport, every: bool = False) -> str:
     """The report of `verify` as a table of at most 80 columns, worst first. With ``every`` a line for each tensor,
     equal ones too; else layers that differ by a number alone, and both passed or failed alike, share a line with the
     worst figures of them."""
     rows = [t for t in report["tensors"] if every or not t["equal"]]
     judged = "output_error" in report
-    groups: dict[Any, list[dict[str, Any]]] = {}
+    groups: dict[Any, list[VerifiedTensor]] = {}
     failed = set(report["failed"])
     for t in rows:
         label = t["name"] if every else _NUMBERS.sub("*", t["name"])
@@ -37,15 +39,15 @@ def render(report: dict[str, Any], every: bool = False) -> str:
     return "\n".join([*lines, *_summary(report)])
 
 
-def _db(tensor: dict[str, Any]) -> float:
+def _db(tensor: VerifiedTensor) -> float:
     return float(tensor["sqnr_db"])
 
 
-def _lowest(some: list[dict[str, Any]]) -> float:
+def _lowest(some: list[VerifiedTensor]) -> float:
     return min((_db(t) for t in some), key=lambda db: -math.inf if math.isnan(db) else db)
 
 
-def _line(label: str, some: list[dict[str, Any]], judged: bool) -> list[str]:
+def _line(label: str, some: list[VerifiedTensor], judged: bool) -> list[str]:
     """A line of tensors that are alike: the worst figures of them."""
     cosine, most = min(t["cosine"] for t in some), max(float(t["max_error"]) for t in some)
     figures = f"{len(some):>5}  {_lowest(some):>8.2f}  {cosine:>10.7f}  {most:>10.3g}"
@@ -57,7 +59,7 @@ def _line(label: str, some: list[dict[str, Any]], judged: bool) -> list[str]:
     return fitted(figures, one_line(name), *([f"← {mistake}?"] if mistake else []))
 
 
-def _summary(report: dict[str, Any]) -> list[str]:
+def _summary(report: VerifyReport) -> list[str]:
     tensors = report["tensors"]
     same = sum(t["equal"] for t in tensors)
     lines = [f"{len(tensors)} tensors compared, {same} equal in every value"]
@@ -83,14 +85,14 @@ def _summary(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _why(tensor: dict[str, Any] | None) -> str:
+def _why(tensor: VerifiedTensor | None) -> str:
     if tensor is None:
         return ""
     mistake = f": {tensor['mistake']}?" if tensor["mistake"] else ""
     return f" ({_db(tensor):.2f} dB, below {tensor['bound_db']:g} dB{mistake})"
 
 
-def _below(report: dict[str, Any], known: dict[str, Any]) -> str:
+def _below(report: VerifyReport, known: Mapping[str, Any]) -> str:
     count = sum(name in known for name in report["failed"])
     return f"{count or 'none'} below"
 
@@ -102,7 +104,7 @@ def _listed(texts: list[str]) -> list[str]:
     return [*lines, f"! and {more} more, which --json has"] if more > 0 else lines
 
 
-def _of_adapter(report: dict[str, Any]) -> list[str]:
+def _of_adapter(report: VerifyReport) -> list[str]:
     """What became of an adapter's change, the three tensors that kept least of it named."""
     changed = sorted((t for t in report["tensors"] if "kept" in t), key=lambda t: float(t["kept"]))
     lines = [f"{report['kept']:.1%} of the adapter's change kept, in {len(changed)} tensors"]

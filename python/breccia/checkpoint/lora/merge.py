@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
 
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.device import Device
@@ -13,6 +12,7 @@ from breccia.checkpoint.lora.adapters import open_adapter
 from breccia.checkpoint.lora.job import Merge
 from breccia.checkpoint.lora.rounding import How, MergeRounding
 from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.reports import MergeReport
 from breccia.checkpoint.writing.work import check_destination
 
 __all__ = ["merge_lora"]
@@ -31,7 +31,7 @@ def merge_lora(
     threads: int | None = None,
     force: bool = False,
     strict: bool = False,
-) -> dict[str, Any]:
+) -> MergeReport:
     """Merge a LoRA adapter of PEFT or llama.cpp into a checkpoint, which keeps its format.
 
     Args:
@@ -68,8 +68,9 @@ def merge_lora(
     check_destination(destination, base, adapter, force=force)
     with (
         contextlib.closing(MergeRounding.of(rounding, seed, moments)) as how,
-        contextlib.closing(Checkpoint(base, mapped=False)) as read,
+        Checkpoint(base, mapped=False) as read,
         contextlib.closing(open_adapter(adapter, read)) as opened,
     ):
         kind: type[Merge] = read.container.merging or Merge
-        return kind(read, destination, opened, how, progress, threads, force, strict, where).run()
+        report: MergeReport = kind(read, destination, opened, how, progress, threads, force, strict, where).run()
+        return report

@@ -112,7 +112,7 @@ def plan_bits(
         raise TypeError(f"bits must be a number, got {bits!r}")
     most = None if size is None else count_of(size, "size")
     with (
-        contextlib.closing(Checkpoint(source, mapped=False)) as checkpoint,
+        Checkpoint(source, mapped=False) as checkpoint,
         contextlib.closing(Importance(moments, None, "moments")) as data,
     ):
         groups, notes, rest = _measured(checkpoint, data, targets, progress)

@@ -139,7 +139,7 @@ class Request:
     def opened(self, source: Path, target: Target) -> Iterator[tuple[Checkpoint, Target]]:
         """The source, and the target with the data that weights are rounded by, for a while. Raises ValueError where
         the source, or a file of data, is not valid."""
-        with contextlib.closing(Checkpoint(source, mapped=False, unmarked=self.unmarked)) as checkpoint:
+        with Checkpoint(source, mapped=False, unmarked=self.unmarked) as checkpoint:
             target = self._with_data(target, checkpoint)
             try:
                 yield checkpoint, target

@@ -370,6 +370,12 @@ class Checkpoint:
         for name in set(found.parts.values()) if self.mapped else ():
             self.home[name].release(name)
 
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Let go of the files."""
         for file in self.files:

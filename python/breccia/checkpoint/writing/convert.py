@@ -34,6 +34,7 @@ from breccia.checkpoint.planning.request import Method, Options, Request
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.reading.source import Unmarked
+from breccia.checkpoint.reports import ConvertReport
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import earlier, outputs
 from breccia.checkpoint.writing.execute import execute
@@ -80,7 +81,7 @@ def convert(
     manifest: bool = False,
     unmarked: Unmarked | None = None,
     dry_run: bool = False,
-) -> dict[str, Any]:
+) -> ConvertReport:
     """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.
 
     Args:
@@ -150,7 +151,8 @@ def convert(
         force, progress = force and not dry_run, progress and not dry_run
         plan = Planner(checkpoint, target).plan(place, folder)
         job = Job(plan, progress, threads, force, strict, checksums, request, manifest)
-        return job.dry_run() if dry_run else job.run()
+        report: ConvertReport = job.dry_run() if dry_run else job.run()
+        return report
 
 
 class Job:
@@ -198,12 +200,12 @@ class Job:
         """Write a tensor, and add what it lost; how many of its numbers are infinite or NaN."""
         return execute(self.checkpoint, choice, self.target, sink, losses, self.rounded)
 
-    def dry_run(self) -> dict[str, Any]:
+    def dry_run(self) -> Any:
         """What would be done."""
         self._check_strict()
         return {**self._report(0.0), "plan": self.plan.described()}
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Any:
         begin, others = time.monotonic(), beside(self.checkpoint)
         self._check_strict()
         work = Work(self.plan.destination, self._identity(), directory=self.plan.into_directory, replace=self.force)

@@ -31,6 +31,7 @@ from breccia.checkpoint.planning.plan import Files, Plan, Planner
 from breccia.checkpoint.planning.request import Options, Request
 from breccia.checkpoint.planning.shares import shares
 from breccia.checkpoint.progress import Progress
+from breccia.checkpoint.reports import ConvertReport
 from breccia.checkpoint.writing import part_sums
 from breccia.checkpoint.writing.convert import Job
 from breccia.checkpoint.writing.work import Done, Work, check_destination, names_folder
@@ -174,7 +175,7 @@ def finish(
     strict: bool = False,
     checksums: bool = True,
     **options: Unpack[Options],
-) -> dict[str, Any]:
+) -> ConvertReport:
     """Put parts together: check that all are there, write index and config.json, and give the output its name.
 
     The output has the bytes that `convert` writes. A file whose tensors one part has is linked; others are copied
@@ -346,7 +347,7 @@ class _Parts(Job):
         super()._keep(file, choices, done)
         self.kept.setdefault(file, Done(Sums(), Sums(), {}, {}, {})).add(done)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> ConvertReport:
         """See `finish`."""
         missing = [part for part in range(1, self.parts + 1) if not self._there(part)]
         if missing:
@@ -362,7 +363,7 @@ class _Parts(Job):
             part_sums.check_source(self.checkpoint, self._of_parts, self.threads)
         for (place, name), done in self._of_parts.items():
             super()._keep(name, places[place][name], done)
-        report = self.run()
+        report: ConvertReport = self.run()
         if not disk.remove_tree(self.folder):
             report["notes"].append(f"{self.folder} is not needed any more and could not be removed")
         return report
