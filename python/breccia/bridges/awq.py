@@ -11,19 +11,10 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges.checks import check_axes, flag, float_name, shown
-from breccia.bridges.common import (
-    STORED_SCALES,
-    Array,
-    as_numpy,
-    check_matrix,
-    get_matrix,
-    made,
-    row_blocks,
-    scale_name,
-)
+from breccia.bridges.common import Array, as_numpy, check_matrix, get_matrix, made, row_blocks, scale_name
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.dialect import Dialect
-from breccia.bridges.integers import integer_zero_point, offset_bits
+from breccia.bridges.integers import integer_zero_point, offset_bits, turned
 from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.written import Written
@@ -115,23 +106,15 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     scale = as_numpy(scaled.scale, "scale")
     groups = scale.shape[-1]
 
-    def qzeros() -> Array:
-        zero = integer_zero_point(scaled, 15)
-        if zero is None:
-            zero = np.full((rows, groups), 8 if scaled.recipe.element == "int4" else 0, np.uint8)
-        return _words(pack_nibbles(zero), groups, 0)
+    def words(packed: Array, of_row: int, flip: int) -> Array:
+        return _core.codes_to_awq(packed, of_row, flip).view("<i4")
 
+    codes, zeros = (columns, rows // 8), (groups, rows // 8)
     return {
-        "qweight": Part(
-            "I32", (columns, rows // 8), lambda: _words(packed_codes(scaled), columns, offset_bits(scaled))
-        ),
-        "qzeros": Part("I32", (groups, rows // 8), qzeros),
-        "scales": Part(STORED_SCALES[scale.dtype.name], (groups, rows), lambda: np.ascontiguousarray(scale.T)),
+        "qweight": Part("I32", codes, lambda: words(packed_codes(scaled), columns, offset_bits(scaled))),
+        "qzeros": Part("I32", zeros, lambda: words(pack_nibbles(integer_zero_point(scaled, 15)), groups, 0)),
+        "scales": turned(scale),
     }
-
-
-def _words(packed: Array, columns: int, flip: int) -> Array:
-    return _core.codes_to_awq(packed, columns, flip).view("<i4")
 
 
 def carries(recipe: ScalingRecipe) -> bool:

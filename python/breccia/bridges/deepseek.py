@@ -15,21 +15,11 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.checks import numbers
-from breccia.bridges.common import (
-    STORED_SCALES,
-    Array,
-    as_numpy,
-    check_parts,
-    check_upright,
-    codes,
-    get,
-    made,
-    row_blocks,
-)
+from breccia.bridges.common import Array, check_parts, check_upright, codes, get, made, row_blocks
 from breccia.bridges.contract import FileFormat, Place, Sample
 from breccia.bridges.dialect import Dialect
-from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_stored
-from breccia.bridges.packing import packed_codes
+from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of
+from breccia.bridges.packing import code_part, packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, InputScale, Written
@@ -184,14 +174,10 @@ def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
 @rows_only
 def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_deepseek`, each tensor made when it is asked for."""
-    data, scale = to_deepseek_v3(scaled)
-    if isinstance(scaled.recipe, MXFP4BlockScaling):
-        return {"weight": part(data, "I8"), "scale": part(codes(scale, "scale"), "F8_E8M0")}
-    weight = part(codes(data, "data"), fp8_stored(scaled.recipe))
-    scale = as_numpy(scale, "scale")
-    if scale.dtype.itemsize == 1:
-        return {"weight": weight, "scale": part(codes(scale, "scale"), "F8_E8M0")}
-    return {"weight": weight, "weight_scale_inv": part(scale, STORED_SCALES[scale.dtype.name])}
+    data, _ = to_deepseek_v3(scaled)
+    weight = part(data, "I8") if isinstance(scaled.recipe, MXFP4BlockScaling) else code_part(scaled)
+    scale = scale_part(scaled, "F8_E8M0")
+    return {"weight": weight, "scale" if scale.dtype == "F8_E8M0" else "weight_scale_inv": scale}
 
 
 def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part]:

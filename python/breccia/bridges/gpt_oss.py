@@ -9,7 +9,7 @@ from typing import Any
 from breccia.bridges.common import Array, codes, get, made
 from breccia.bridges.contract import FileFormat, Sample
 from breccia.bridges.dialect import Dialect
-from breccia.bridges.packing import packed_codes
+from breccia.bridges.packing import packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written
@@ -72,7 +72,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
         raise ValueError(f"scaled must have a multiple of 32 columns, got shape {scaled.shape}")
     return {
         "blocks": part(data.reshape(*data.shape[:-1], data.shape[-1] // 16, 16), "U8"),
-        "scales": part(codes(scaled.scale, "scale"), "U8"),
+        "scales": scale_part(scaled),
     }
 
 

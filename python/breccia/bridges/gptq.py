@@ -15,7 +15,6 @@ import numpy as np
 from breccia import _core
 from breccia.bridges.checks import check_axes, flag, float_name, shown
 from breccia.bridges.common import (
-    STORED_SCALES,
     Array,
     as_numpy,
     check_matrix,
@@ -27,7 +26,7 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.dialect import Dialect
-from breccia.bridges.integers import int4, integer_zero_point, offset_bits, order_of_columns
+from breccia.bridges.integers import int4, integer_zero_point, offset_bits, order_of_columns, turned
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import (
     from_words,
@@ -187,8 +186,6 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
 
     def qzeros() -> Array:
         zero = integer_zero_point(final)
-        if zero is None:
-            zero = np.full((rows, groups), 8 if final.recipe.element == "int4" else 0, np.uint8)
         lowest, highest = (1, 16) if version == "gptq" else (0, 15)
         if zero.size and (zero.min() < lowest or zero.max() > highest):
             raise ValueError(
@@ -203,7 +200,7 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
     return {
         "qweight": Part("I32", (columns // 8, rows), qweight),
         "qzeros": Part("I32", (groups, rows // 8), qzeros),
-        "scales": Part(STORED_SCALES[scale.dtype.name], (groups, rows), lambda: np.ascontiguousarray(scale.T)),
+        "scales": turned(scale),
         "g_idx": Part("I32", (columns,), lambda: group_of),
     }
 
@@ -229,7 +226,7 @@ def _lay_out8(scaled: ScaledTensor, version: str) -> dict[str, Part]:
     return {
         "qweight": Part("I32", (columns // 4, rows), qweight),
         "qzeros": Part("I32", (groups, rows // 4), qzeros),
-        "scales": Part(STORED_SCALES[scale.dtype.name], (groups, rows), lambda: np.ascontiguousarray(scale.T)),
+        "scales": turned(scale),
         "g_idx": Part("I32", (columns,), lambda: np.arange(columns, dtype=np.int32) // np.int32(columns // groups)),
     }
 

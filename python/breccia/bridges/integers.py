@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.checks import StoredTypeError
-from breccia.bridges.common import Array, as_numpy, group_size_of, made, row_blocks, scale_name
+from breccia.bridges.common import STORED_SCALES, Array, as_numpy, group_size_of, made, row_blocks, scale_name
 from breccia.bridges.packing import packed_codes
+from breccia.bridges.parts import Part
 from breccia.recipes import INT4Scaling
 from breccia.scaled_tensor import ScaledTensor
 
@@ -70,15 +71,22 @@ def _flipped(packed: Array, columns: int) -> Array:
     return result
 
 
-def integer_zero_point(scaled: ScaledTensor, most: int = 16) -> Array | None:
-    """The zero point as ``uint8``, on the scale of unsigned 4-bit codes; a format stores up to ``most``."""
+def turned(array: Array) -> Part:
+    """Floats (N, K / g) of a matrix's rows as formats store them whose words run down the columns: (K / g, N)."""
+    return Part(STORED_SCALES[array.dtype.name], array.shape[::-1], lambda: np.ascontiguousarray(array.T))
+
+
+def integer_zero_point(scaled: ScaledTensor, most: int = 16) -> Array:
+    """The zero point as ``uint8``, on the scale of unsigned 4-bit codes, whose middle signed codes without one have;
+    a format stores up to ``most``."""
+    middle = 8 if scaled.recipe.element == "int4" else 0
     if scaled.zero_point is None:
-        return None
+        return np.full(tuple(scaled.scale.shape), middle, np.uint8)
     zero = as_numpy(scaled.zero_point, "zero_point")
     whole = zero if zero.dtype.kind in "iu" else zero.astype(np.float32)
     if zero.dtype.kind not in "iu" and not np.array_equal(whole, np.rint(whole)):
         raise ValueError("zero_point must be whole numbers for this format, got fractions")
-    whole = whole.astype(np.int16) + (8 if scaled.recipe.element == "int4" else 0)
+    whole = whole.astype(np.int16) + middle
     if whole.size and (whole.min() < 0 or whole.max() > most):
         raise ValueError(f"zero_point must be from 0 to {most}, got {whole.min()} to {whole.max()}")
     result: Array = whole.astype(np.uint8)

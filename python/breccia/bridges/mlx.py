@@ -33,7 +33,7 @@ from breccia.bridges.contract import LIKELY, NAMED, FileFormat
 from breccia.bridges.dialect import Dialect
 from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import from_words, pack_nibbles, packed_codes, unpack_bits, words
+from breccia.bridges.packing import from_words, pack_nibbles, packed_codes, scale_part, unpack_bits, words
 from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outside
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written
@@ -174,7 +174,7 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
             raise ValueError(f"scaled must have zero points of -128 beside a bias, which MLX adds alone, got {scaled}")
         return {
             "weight": Part("U32", _words_shape(inner), lambda: from_words(_unsigned(inner), "<u4")),
-            "scales": part(as_numpy(inner.scale, "scale"), STORED_SCALES[as_numpy(inner.scale, "scale").dtype.name]),
+            "scales": scale_part(inner),
             "biases": part(bias, STORED_SCALES[bias.dtype.name]),
         }
     recipe = scaled.recipe
@@ -189,7 +189,7 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
 
     result = {
         "weight": Part("U32", _words_shape(scaled), words_of),
-        "scales": part(codes(scaled.scale, "scale"), "U8"),
+        "scales": scale_part(scaled),
     }
     if (second := global_scale(scaled, "multiplier")) is not None:
         number = () if scaled.ndim < 3 else scaled.shape[:-2]

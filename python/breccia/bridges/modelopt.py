@@ -15,7 +15,6 @@ import numpy as np
 
 from breccia.bridges.checks import FLOATS, check_axes, float_name
 from breccia.bridges.common import (
-    STORED_SCALES,
     Array,
     as_numpy,
     codes,
@@ -29,8 +28,8 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.dialect import Dialect
-from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, fp8_stored
-from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles
+from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe
+from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part, unpack_nibbles
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
@@ -144,21 +143,17 @@ def to_modelopt(scaled: ScaledTensor) -> dict[str, Array]:
 def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_modelopt`, each tensor made when it is asked for."""
     recipe = scaled.recipe
-    scale = as_numpy(scaled.scale, "scale")
     if isinstance(recipe, NVFP4BlockScaling):
         second = global_scale(scaled, "multiplier")
         second = np.ones((), np.float32) if second is None else second
         second = second.reshape(()) if second.size == 1 else second
         return {
-            "weight": part(packed_codes(scaled), "U8"),
-            "weight_scale": part(codes(scale, "scale"), "F8_E4M3"),
+            "weight": code_part(scaled),
+            "weight_scale": scale_part(scaled, "F8_E4M3"),
             "weight_scale_2": part(second, "F32"),
         }
     if isinstance(recipe, MXFP8BlockScaling):
-        return {
-            "weight": part(codes(scaled.data, "data"), fp8_stored(recipe)),
-            "weight_scale": part(codes(scale, "scale"), "U8"),
-        }
+        return {"weight": code_part(scaled), "weight_scale": scale_part(scaled)}
     if isinstance(recipe, INT4Scaling) and recipe.signed:
         rows, columns = scaled.shape[-2:]
         if rows % 2:
@@ -170,9 +165,9 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
 
         return {
             "weight": Part("U8", (*scaled.shape[:-2], rows // 2, columns), packed),
-            "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
+            "weight_scale": scale_part(scaled),
         }
-    if carries(recipe) and scale.dtype.itemsize > 1:
+    if carries(recipe) and as_numpy(scaled.scale, "scale").dtype.itemsize > 1:
         return fp8_parts(scaled)
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 

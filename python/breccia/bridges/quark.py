@@ -14,7 +14,6 @@ import numpy as np
 
 from breccia.bridges.checks import FLOATS, check_axes, float_name, mapping, number, shown
 from breccia.bridges.common import (
-    STORED_SCALES,
     Array,
     as_numpy,
     check_matrix,
@@ -30,7 +29,7 @@ from breccia.bridges.common import (
 from breccia.bridges.contract import NAMED, NO, FileFormat
 from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe
-from breccia.bridges.integers import int4, integer_zero_point, offset_codes
+from breccia.bridges.integers import int4, integer_zero_point, offset_codes, turned
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
@@ -188,19 +187,11 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
         flip = np.uint8(8 if recipe.signed else 0)
         return _to_words(unpack_nibbles(offset_codes(scaled), columns) ^ flip)
 
-    result = {
-        "weight": Part("I32", (columns, rows // 8), weight),
-        "weight_scale": Part(STORED_SCALES[scale.dtype.name], (groups, rows), lambda: np.ascontiguousarray(scale.T)),
-    }
-    if recipe.symmetric:
-        return result
-
-    def zero_point() -> Array:
-        zero = integer_zero_point(scaled, 15)
-        assert zero is not None
-        return _to_words(zero)
-
-    return {**result, "weight_zero_point": Part("I32", (groups, rows // 8), zero_point)}
+    result = {"weight": Part("I32", (columns, rows // 8), weight), "weight_scale": turned(scale)}
+    if not recipe.symmetric:
+        zeros = (groups, rows // 8)
+        result["weight_zero_point"] = Part("I32", zeros, lambda: _to_words(integer_zero_point(scaled, 15)))
+    return result
 
 
 def carries(recipe: ScalingRecipe) -> bool:

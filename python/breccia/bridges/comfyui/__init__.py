@@ -31,8 +31,8 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place
 from breccia.bridges.dialect import Dialect
-from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_stored
-from breccia.bridges.packing import packed_codes
+from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES
+from breccia.bridges.packing import code_part, packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
@@ -194,13 +194,12 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             }
         case MXFP8BlockScaling():
             _check_multiples(scaled, 32)
-            parts = {"weight": part(codes(scaled.data, "data"), "F8_E4M3"), "weight_scale": _tiled(scale, "U8")}
+            parts = {"weight": code_part(scaled), "weight_scale": _tiled(scale, "U8")}
         case INT8Scaling():
             rows = float32(scale).reshape(scaled.shape[0], 1)
-            parts = {"weight": part(codes(scaled.data, "data"), "I8"), "weight_scale": part(rows, "F32")}
-        case recipe:
-            weight = part(codes(scaled.data, "data"), fp8_stored(recipe))
-            parts = {"weight": weight, "weight_scale": part(float32(scale).reshape(()), "F32")}
+            parts = {"weight": code_part(scaled), "weight_scale": part(rows, "F32")}
+        case _:
+            parts = {"weight": code_part(scaled), "weight_scale": part(float32(scale).reshape(()), "F32")}
     return {**parts, "comfy_quant": _said(scaled.recipe, inputs=False)}
 
 

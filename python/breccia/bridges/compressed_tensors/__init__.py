@@ -28,10 +28,10 @@ from breccia.bridges.compressed_tensors.integers import (
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.dialect import Dialect
 from breccia.bridges.fnuz import fnuz_values
-from breccia.bridges.fp8 import fp8_format_of, fp8_parts, fp8_recipe, fp8_stored
+from breccia.bridges.fp8 import fp8_format_of, fp8_parts, fp8_recipe
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import packed_codes, packed_sixes
-from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.packing import code_part, scale_part
+from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.readers import Readers
 from breccia.recipes import (
     DelayedScaling,
@@ -148,18 +148,14 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     match recipe := scaled.recipe:
         case NVFP4BlockScaling():
             return {
-                "weight_packed": part(packed_codes(scaled), "U8"),
-                "weight_scale": part(codes(scaled.scale, "scale"), "F8_E4M3"),
+                "weight_packed": code_part(scaled),
+                "weight_scale": scale_part(scaled, "F8_E4M3"),
                 "weight_global_scale": Part("F32", (1,), lambda: _one_divisor(scaled)),
             }
-        case MXFP4BlockScaling():
-            weight = part(packed_codes(scaled), "U8")
-            return {"weight_packed": weight, "weight_scale": part(codes(scaled.scale, "scale"), "U8")}
-        case MXFP6BlockScaling() if recipe.fp6_format == "E2M3":
-            return {"weight_packed": packed_sixes(scaled), "weight_scale": part(codes(scaled.scale, "scale"), "U8")}
+        case MXFP4BlockScaling() | MXFP6BlockScaling() if carries(recipe):
+            return {"weight_packed": code_part(scaled), "weight_scale": scale_part(scaled)}
         case MXFP8BlockScaling():
-            weight = part(codes(scaled.data, "data"), fp8_stored(recipe))
-            return {"weight": weight, "weight_scale": part(codes(scaled.scale, "scale"), "U8")}
+            return {"weight": code_part(scaled), "weight_scale": scale_part(scaled)}
         case INT4Scaling() if carries(recipe):
             return (pack_int4 if packed else store_int4)(scaled, as_numpy(scaled.scale, "scale"))
         case INT8Scaling():

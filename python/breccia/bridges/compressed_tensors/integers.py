@@ -21,7 +21,15 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.integers import int4, int4_from_offset, integer_zero_point, offset_codes, order_of_columns
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import from_words, pack_nibbles, unpack_bits, unpack_nibbles, words
+from breccia.bridges.packing import (
+    code_part,
+    from_words,
+    pack_nibbles,
+    scale_part,
+    unpack_bits,
+    unpack_nibbles,
+    words,
+)
 from breccia.bridges.parts import Part, part
 from breccia.layouts import Layout, PerChannel, PerTensor
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
@@ -194,11 +202,9 @@ def store_int4(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
         return unpack_nibbles(offset_codes(scaled), scaled.shape[-1]) - np.uint8(8)
 
     def zeros() -> Array:
-        zero = integer_zero_point(scaled, 15)
-        assert zero is not None
-        return zero.reshape(scale.shape) - np.uint8(8)
+        return integer_zero_point(scaled, 15).reshape(scale.shape) - np.uint8(8)
 
-    parts = {"weight": Part("I8", scaled.shape, data), "weight_scale": part(scale, STORED_SCALES[scale.dtype.name])}
+    parts = {"weight": Part("I8", scaled.shape, data), "weight_scale": scale_part(scaled)}
     return parts | ({} if scaled.zero_point is None else {"weight_zero_point": Part("I8", scale.shape, zeros)})
 
 
@@ -206,9 +212,7 @@ def pack_int4(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
     """Codes of 4 bits, and zero points packed along the rows."""
 
     def zeros() -> Array:
-        zero = integer_zero_point(scaled)
-        assert zero is not None
-        return pack_nibbles(np.swapaxes(zero & 15, -1, -2))
+        return pack_nibbles(np.swapaxes(integer_zero_point(scaled) & 15, -1, -2))
 
     return _in_words(scaled, scale, 8, lambda: offset_codes(scaled), zeros)
 
@@ -250,7 +254,7 @@ def store_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
     if scaled.layout.one_scale:
         scale = scale.reshape(1)
     result = {
-        "weight": part(codes(scaled.data, "data"), "I8"),
+        "weight": code_part(scaled),
         "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
     }
     if scaled.zero_point is not None:

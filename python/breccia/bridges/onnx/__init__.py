@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes, get, global_scale, turned_shape
+from breccia.bridges.common import STORED_SCALES, Array, as_numpy, get, global_scale, turned_shape
 from breccia.bridges.contract import BY_COLUMNS, BY_ROWS, FileFormat, Place
 from breccia.bridges.integers import integer_zero_point
 from breccia.bridges.onnx.model_file import NAME, ONNX
 from breccia.bridges.onnx.nodes import HALVES, Node, swapped_codes
-from breccia.bridges.packing import pack_nibbles, packed_codes
+from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.recipes import (
@@ -73,13 +73,12 @@ def _inputs(scaled: ScaledTensor, whole: bool) -> dict[str, Part]:
             element = "INT4" if recipe.signed else "UINT4"
         data = Part(element, scaled.shape, lambda: packed_codes(scaled))
     else:
-        kind = {"int8": "I8", "float8_e5m2": "F8_E5M2"}.get(recipe.element, "F8_E4M3")
-        data = part(codes(scaled.data, "data"), kind)
+        data = code_part(scaled)
     result = {"codes": data}
     if isinstance(recipe, (MXFP4BlockScaling, MXFP8BlockScaling)) or getattr(recipe, "scale_format", "") == "e8m0":
-        return {**result, "scale": part(codes(scale, "scale"), "F8_E8M0")}
+        return {**result, "scale": scale_part(scaled, "F8_E8M0")}
     if isinstance(recipe, NVFP4BlockScaling):
-        return {**result, "scale": part(codes(scale, "scale"), "F8_E4M3"), "global_scale": _second(scaled)}
+        return {**result, "scale": scale_part(scaled, "F8_E4M3"), "global_scale": _second(scaled)}
     if scaled.layout.one_scale:
         scale = scale.reshape(())
     elif scaled.layout.block == (1, 0):  # along an axis of a matrix, in blocks as long as a row in batches
@@ -116,12 +115,7 @@ def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...], whole: bool) -> Pa
             raise ValueError(f"scaled must have an even number of rows or of groups for {NAME}, got {shape}")
         shape = (shape[0] // 2, *shape[1:-1], shape[-1] * 2)
 
-    def make() -> Array:
-        zero = integer_zero_point(scaled, 15)
-        assert zero is not None
-        return pack_nibbles(zero.reshape(-1))
-
-    return Part("UINT4", shape, make)
+    return Part("UINT4", shape, lambda: pack_nibbles(integer_zero_point(scaled, 15).reshape(-1)))
 
 
 def store(name: str, scaled: ScaledTensor, place: Place) -> tuple[dict[str, Part], dict[str, str]]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, check_upright, codes, float32, global_scale
-from breccia.bridges.fp8 import fp8_stored
+from breccia.bridges.common import Array, as_numpy, check_upright, codes, float32, global_scale
+from breccia.bridges.integers import turned
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import packed_codes, unpack_nibbles
+from breccia.bridges.packing import code_part, packed_codes, scale_part, unpack_nibbles
 from breccia.bridges.parts import Part, part
 from breccia.bridges.torchao.inputs import AUTO, torch_dtype
 from breccia.recipes import (
@@ -59,10 +59,7 @@ def _float8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
         scale = scale.reshape((1,) * len(shape))
     elif scale.ndim < len(shape):
         scale = scale[..., None]
-    parts = {
-        "qdata": part(codes(scaled.data, "data"), fp8_stored(scaled.recipe)),
-        "scale": Part("F32", tuple(scale.shape), lambda: float32(scale)),
-    }
+    parts = {"qdata": code_part(scaled), "scale": Part("F32", tuple(scale.shape), lambda: float32(scale))}
     attributes = {
         "block_size": _block_size(scaled),
         "mm_config": None,
@@ -74,10 +71,7 @@ def _float8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
 
 
 def _int8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
-    parts = {
-        "qdata": part(codes(scaled.data, "data"), "I8"),
-        "scale": part(scale, STORED_SCALES[scale.dtype.name]),
-    }
+    parts = {"qdata": code_part(scaled), "scale": scale_part(scaled)}
     if scaled.zero_point is not None:
         parts["zero_point"] = part(codes(scaled.zero_point, "zero_point"), "I8")
     attributes = {
@@ -90,10 +84,7 @@ def _int8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
 
 
 def _nvfp4_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
-    parts = {
-        "qdata": part(packed_codes(scaled), "U8"),
-        "scale": part(codes(scale, "scale"), "F8_E4M3"),
-    }
+    parts = {"qdata": code_part(scaled), "scale": scale_part(scaled, "F8_E4M3")}
     second = global_scale(scaled, "multiplier")
     if second is not None:
         parts["per_tensor_scale"] = part(second.reshape(()) if second.size == 1 else second, "F32")
@@ -112,9 +103,9 @@ _MX_ELEMENTS = {"float6_e2m3fn": "fp6_e2m3", "float6_e3m2fn": "fp6_e3m2", "float
 
 def _mx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
     element = _MX_ELEMENTS.get(scaled.recipe.element, scaled.recipe.element)
-    data = packed_codes(scaled) if isinstance(scaled.recipe, MXFP4BlockScaling) else codes(scaled.data, "data")
-    stored = fp8_stored(scaled.recipe) if isinstance(scaled.recipe, MXFP8BlockScaling) else "U8"
-    parts = {"qdata": part(data, stored), "scale": part(codes(scale, "scale"), "F8_E8M0")}
+    sixes = isinstance(scaled.recipe, MXFP6BlockScaling)  # a byte each
+    data = part(codes(scaled.data, "data"), "U8") if sixes else code_part(scaled)
+    parts = {"qdata": data, "scale": scale_part(scaled, "F8_E8M0")}
     attributes = {
         "elem_dtype": element if element.startswith("fp6") else torch_dtype(element),
         "block_size": 32,
@@ -157,7 +148,7 @@ def _intx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
 
     parts = {
         "qdata": Part("I8", shape, qdata),
-        "scale": part(scale, STORED_SCALES[scale.dtype.name]),
+        "scale": scale_part(scaled),
         "zero_point": Part("I8", tuple(scale.shape), zeros),
     }
     return (
@@ -176,10 +167,9 @@ def _int4_tensor(outside: OutsideTensor) -> Described:
     scaled, bias = outside.scaled, outside.bias
     if outside.columns is not None or bias is None or scaled.recipe.element != "int4":
         raise ValueError(f"scaled must be signed INT4 with a bias and its columns in order for torchao, got {outside}")
-    scale = as_numpy(scaled.scale, "scale")
     parts = {
         "qdata": Part("I8", (*scaled.shape[:-1], scaled.shape[-1] // 2), lambda: packed_codes(scaled).view(np.int8)),
-        "scale": Part(STORED_SCALES[scale.dtype.name], scale.shape[::-1], lambda: np.ascontiguousarray(scale.T)),
-        "zero_point": Part(STORED_SCALES[bias.dtype.name], bias.shape[::-1], lambda: np.ascontiguousarray(bias.T)),
+        "scale": turned(as_numpy(scaled.scale, "scale")),
+        "zero_point": turned(bias),
     }
     return "Int4Tensor", parts, {"block_size": _block_size(scaled), "shape": list(scaled.shape)}
