@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.checks import numbers
 from breccia.bridges.common import Array, check_parts, check_upright, codes, get, made, row_blocks
 from breccia.bridges.contract import FileFormat, Place, Sample
@@ -24,21 +25,15 @@ from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN, PerTensor
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    MXFP4BlockScaling,
-    MXFP8BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import fp8 as words
 
 NAME = "deepseek"
 RECIPES: dict[str, ScalingRecipe] = {
-    "block": Float8BlockScaling(block_m=128, block_k=128),
-    "block-ue8m0": Float8BlockScaling(block_m=128, block_k=128, scale_format="e8m0"),
-    "mxfp4": MXFP4BlockScaling(),
+    "block": recipes.Float8BlockScaling(block_m=128, block_k=128),
+    "block-ue8m0": recipes.Float8BlockScaling(block_m=128, block_k=128, scale_format="e8m0"),
+    "mxfp4": recipes.MXFP4BlockScaling(),
 }
 
 __all__ = ["from_deepseek", "from_deepseek_v3", "to_deepseek", "to_deepseek_v3"]
@@ -68,7 +63,7 @@ def from_deepseek_v3(data: Any, scale: Any, block_k: int = 128, fp8_format: str 
         raise ValueError(f"data must be at least 2-D, got shape {tuple(data.shape)}")
     dtype = str(scale.dtype).removeprefix("torch.")
     if str(data.dtype).removeprefix("torch.") == "int8":
-        return made(codes(data, "data"), codes(scale, "scale"), MXFP4BlockScaling(), PerBlockMN(1, 32))
+        return made(codes(data, "data"), codes(scale, "scale"), recipes.MXFP4BlockScaling(), PerBlockMN(1, 32))
     recipe, layout = _block(tuple(data.shape), tuple(scale.shape), dtype, block_k, fp8_format)
     return made(data, scale, recipe, layout)
 
@@ -77,15 +72,17 @@ def _block(
     shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_dtype: str, block_k: int, fp8_format: str
 ) -> tuple[ScalingRecipe, Layout]:
     batch, rows, columns = shape[:-2], shape[-2], shape[-1]
-    Float8BlockScaling(fp8_format=fp8_format, block_k=block_k)  # what is wrong with these, it says
+    recipes.Float8BlockScaling(fp8_format=fp8_format, block_k=block_k)  # what is wrong with these, it says
     scale_format = {"float32": "fp32", "bfloat16": "bf16", "uint16": "bf16"}.get(scale_dtype, "e8m0")
     tiles = (*batch, -(-rows // block_k), -(-columns // block_k))
     per_row = (*batch, rows, -(-columns // block_k))
     if scale_shape == per_row:
-        recipe = Float8BlockScaling(fp8_format=fp8_format, block_k=block_k, scale_format=scale_format)
+        recipe = recipes.Float8BlockScaling(fp8_format=fp8_format, block_k=block_k, scale_format=scale_format)
         return recipe, row_blocks(block_k, columns)
     if scale_shape == tiles:
-        recipe = Float8BlockScaling(fp8_format=fp8_format, block_k=block_k, block_m=block_k, scale_format=scale_format)
+        recipe = recipes.Float8BlockScaling(
+            fp8_format=fp8_format, block_k=block_k, block_m=block_k, scale_format=scale_format
+        )
         return recipe, PerBlockMN(block_k, block_k)
     raise ValueError(
         f"scale.shape must be {tiles} (tiles) or {per_row} (blocks of rows) for data of shape {shape}, "
@@ -109,7 +106,7 @@ def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
     check_upright(scaled)
     if not carries(scaled.recipe):
         raise ValueError(f"scaled must be Float8BlockScaling or MXFP4BlockScaling, got {scaled.recipe}")
-    if isinstance(scaled.recipe, MXFP4BlockScaling):
+    if isinstance(scaled.recipe, recipes.MXFP4BlockScaling):
         return packed_codes(scaled).view("int8"), scaled.scale
     return scaled.data, scaled.scale
 
@@ -146,10 +143,10 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
     if scale.dtype == np.float16:
         scale = scale.astype(np.float32)  # recipes of FP8 have no scales of float16
     if _is_mxfp8(tuple(weight.shape), tuple(scale.shape), scale.dtype.itemsize, block_k):
-        recipe8 = MXFP8BlockScaling(fp8_format=fp8_format)
+        recipe8 = recipes.MXFP8BlockScaling(fp8_format=fp8_format)
         return made(codes(weight, "weight"), codes(scale, name), recipe8, PerBlockMN(1, 32))
     if scale.size == 1 and scale.ndim < 2:  # of the whole tensor, as Mistral's checkpoints have it
-        recipe = Float8CurrentScaling(fp8_format=fp8_format)
+        recipe = recipes.Float8CurrentScaling(fp8_format=fp8_format)
         return made(codes(weight, "weight"), scale.reshape(()), recipe, PerTensor())
     return from_deepseek_v3(weight, scale, block_k, fp8_format)
 
@@ -175,7 +172,7 @@ def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
 def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_deepseek`, each tensor made when it is asked for."""
     data, _ = to_deepseek_v3(scaled)
-    weight = part(data, "I8") if isinstance(scaled.recipe, MXFP4BlockScaling) else code_part(scaled)
+    weight = part(data, "I8") if isinstance(scaled.recipe, recipes.MXFP4BlockScaling) else code_part(scaled)
     scale = scale_part(scaled, "F8_E8M0")
     return {"weight": weight, "scale" if scale.dtype == "F8_E8M0" else "weight_scale_inv": scale}
 
@@ -184,7 +181,7 @@ def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part
     """As `lay_out`; E8M0 scales of a model before V4 are float32 numbers under V3's name, as in V3.1."""
     parts = lay_out(scaled)
     scale = parts.get("scale")
-    if scale is None or isinstance(scaled.recipe, MXFP4BlockScaling) or _may_be_v4(place.model):
+    if scale is None or isinstance(scaled.recipe, recipes.MXFP4BlockScaling) or _may_be_v4(place.model):
         return parts
 
     def numbers() -> Array:
@@ -201,14 +198,14 @@ def _may_be_v4(model: Mapping[str, Any]) -> bool:
 
 def model_knows(recipe: ScalingRecipe, model: Mapping[str, Any]) -> bool:
     """Whether the model's program reads a recipe: MXFP4 is V4's alone."""
-    return not isinstance(recipe, MXFP4BlockScaling) or _may_be_v4(model)
+    return not isinstance(recipe, recipes.MXFP4BlockScaling) or _may_be_v4(model)
 
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    if isinstance(recipe, Float8BlockScaling):
+    if isinstance(recipe, recipes.Float8BlockScaling):
         return recipe.block_k == 128 and recipe.block_m in (1, 128)
-    return isinstance(recipe, MXFP4BlockScaling)
+    return isinstance(recipe, recipes.MXFP4BlockScaling)
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
@@ -230,7 +227,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         if entry.shape != (*shape[:-1], -(-shape[-1] // 32)):
             return None
         return Found(
-            weight, NAME, "FP4 experts", parts, shape, MXFP4BlockScaling(), PerBlockMN(1, 32), details=Details()
+            weight, NAME, "FP4 experts", parts, shape, recipes.MXFP4BlockScaling(), PerBlockMN(1, 32), details=Details()
         )
     if stored.dtype not in FP8_DTYPES:
         return None
@@ -240,13 +237,13 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         raise ValueError(f"{name} must be of F32, F16, BF16, F8_E8M0 or U8, got {entry.dtype}")
     fp8 = FP8_DTYPES[stored.dtype]
     if math.prod(entry.shape) == 1 and len(entry.shape) < 2:
-        one = Float8CurrentScaling(fp8_format=fp8)
+        one = recipes.Float8CurrentScaling(fp8_format=fp8)
         return Found(weight, NAME, "FP8", parts, stored.shape, one, PerTensor(), dtype, details=Details(fp8))
     said = (context.get("quantization_config") or {}).get("weight_block_size")
     block = (128, 128) if said is None else numbers(said, f"{NAME}: weight_block_size", 2)
     details = Details(fp8, block[-1])
     if _is_mxfp8(stored.shape, entry.shape, 1 if dtype == "uint8" else 4, block[-1]):
-        mx = MXFP8BlockScaling(fp8_format=fp8)
+        mx = recipes.MXFP8BlockScaling(fp8_format=fp8)
         return Found(weight, NAME, "MXFP8", parts, stored.shape, mx, PerBlockMN(1, 32), details=details)
     recipe, layout = _block(stored.shape, entry.shape, dtype, block[-1], fp8)
     findings: tuple[str, ...] = ()
@@ -258,13 +255,13 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
     """The scale of inputs of FP8 with one scale, as transformers stores it, and as vLLM reads it. None are written."""
-    one = isinstance(recipe, Float8CurrentScaling) and recipe.fp8_format == "E4M3"
+    one = isinstance(recipe, recipes.Float8CurrentScaling) and recipe.fp8_format == "E4M3"
     return InputScale("activation_scale", FP8_INPUTS, other_roles=("input_scale",)) if one else None
 
 
 def misread(shape: tuple[int, ...], recipe: ScalingRecipe) -> str:
     """Tiles that end with the rows: transformers scales the last ones wrongly."""
-    rows = recipe.block_m if isinstance(recipe, Float8BlockScaling) else 1
+    rows = recipe.block_m if isinstance(recipe, recipes.Float8BlockScaling) else 1
     if shape[-2] % rows == 0:
         return ""
     return f"transformers misreads tiles of rows that are no multiple of {rows}: read them by vLLM or SGLang"
@@ -272,8 +269,7 @@ def misread(shape: tuple[int, ...], recipe: ScalingRecipe) -> str:
 
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here."""
-    recipes = list(written.recipes.values())
-    if any(not model_knows(recipe, written.original) for recipe in recipes):
+    if any(not model_knows(recipe, written.original) for recipe in written.recipes.values()):
         kind = written.original.get("model_type")
         raise ValueError(f"{NAME}: MXFP4 is the form of DeepSeek V4's experts, model_type must be its, got {kind!r}")
     result: dict[str, Any] = {
@@ -283,10 +279,11 @@ def config(written: Written) -> dict[str, Any]:
         "weight_block_size": [128, 128],
         "modules_to_not_convert": written.ignored,
     }
+    written_as = set(written.recipes.values())
     powers = any(said.scale == "float8_e8m0fnu" for said in written.activations.values())
-    if powers or any(isinstance(r, Float8BlockScaling) and r.scale_format == "e8m0" for r in recipes):
+    if powers or any(getattr(recipe, "scale_format", "") == "e8m0" for recipe in written_as):
         result["scale_fmt"] = "ue8m0"
-    experts = {"expert_dtype": "fp4"} if any(isinstance(r, MXFP4BlockScaling) for r in recipes) else {}
+    experts = {"expert_dtype": "fp4"} if any(recipe.name == "mxfp4" for recipe in written_as) else {}
     return {"quantization_config": result, **experts}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.checks import check_axes, float_name
 from breccia.bridges.common import (
     STORED_SCALES,
@@ -38,25 +39,18 @@ from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outsid
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written
 from breccia.layouts import PerBlockMN
-from breccia.recipes import (
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import others
 
 NAME = "mlx"
 EXTRA = "mlx"
 RECIPES: dict[str, ScalingRecipe] = {
-    "mxfp4": MXFP4BlockScaling(),
-    "mxfp8": MXFP8BlockScaling(),
-    "nvfp4": NVFP4BlockScaling(two_level=False),
-    "int4": INT4Scaling(group_size=64, signed=False, symmetric=False, scale_dtype="fp16"),
-    "int8": INT8Scaling(group_size=64, symmetric=False, scale_dtype="fp16"),
+    "mxfp4": recipes.MXFP4BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(two_level=False),
+    "int4": recipes.INT4Scaling(group_size=64, signed=False, symmetric=False, scale_dtype="fp16"),
+    "int8": recipes.INT8Scaling(group_size=64, symmetric=False, scale_dtype="fp16"),
 }
 _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (32, 64, 128)
@@ -94,16 +88,16 @@ def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4
         return _affine(parts, raw, scales, bits)
     scale = codes(scales, "scales")
     if mode == "mxfp8":
-        return of_blocks(raw, scale, MXFP8BlockScaling())
+        return of_blocks(raw, scale, recipes.MXFP8BlockScaling())
     if mode == "mxfp4":
-        return of_blocks(raw, scale, MXFP4BlockScaling())
+        return of_blocks(raw, scale, recipes.MXFP4BlockScaling())
     if mode != "nvfp4":
         raise ValueError(f"mode must be 'affine', 'mxfp4', 'mxfp8' or 'nvfp4', got {mode!r}")
     second = None
     if "global_scale" in parts:  # MLX keeps the tensor's amax
         amax = np.asarray(get(parts, "global_scale", NAME), np.float32)
         second = amax.reshape(() if amax.size == 1 else (*amax.shape, 1, 1)) / np.float32(448 * 6)
-    return of_blocks(raw, scale, NVFP4BlockScaling(two_level=second is not None), second)
+    return of_blocks(raw, scale, recipes.NVFP4BlockScaling(two_level=second is not None), second)
 
 
 def _mode(row_bytes: int, groups: int) -> str:
@@ -122,12 +116,12 @@ def _affine(parts: Mapping[str, Any], raw: Array, scales: Array, bits: int) -> O
     dtype = scale_name(scales.dtype.name)
     if bits <= 4:
         data = raw if bits == 4 else pack_nibbles(unpack_bits(raw, bits))
-        scaled = made(data, scales, INT4Scaling(size, signed=False, scale_dtype=dtype), layout, shape=shape)
+        scaled = made(data, scales, recipes.INT4Scaling(size, signed=False, scale_dtype=dtype), layout, shape=shape)
     else:
         # Codes from 0 up as INT8 whose zero point is the least code.
         data = (raw if bits == 8 else unpack_bits(raw, bits)) ^ np.uint8(0x80)
         zero = np.full(scales.shape, -128, np.int8)
-        scaled = made(data, scales, INT8Scaling(size, scale_dtype=dtype, symmetric=False), layout, zero)
+        scaled = made(data, scales, recipes.INT8Scaling(size, scale_dtype=dtype, symmetric=False), layout, zero)
     arithmetic = "bfloat16" if scales.dtype == np.uint16 else scales.dtype.name
     return OutsideTensor(scaled, bias=biases, arithmetic=arithmetic)
 
@@ -170,7 +164,7 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
         inner, bias = scaled.scaled, scaled.bias
         if scaled.columns is not None or bias is None:
             raise ValueError(f"scaled must have a bias and its columns in order, for MLX stores no g_idx, got {scaled}")
-        if isinstance(inner.recipe, INT8Scaling) and not _counts_from_zero(inner):
+        if isinstance(inner.recipe, recipes.INT8Scaling) and not _counts_from_zero(inner):
             raise ValueError(f"scaled must have zero points of -128 beside a bias, which MLX adds alone, got {scaled}")
         return {
             "weight": Part("U32", _words_shape(inner), lambda: from_words(_unsigned(inner), "<u4")),
@@ -178,13 +172,13 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
             "biases": part(bias, STORED_SCALES[bias.dtype.name]),
         }
     recipe = scaled.recipe
-    if isinstance(recipe, INT4Scaling) or (isinstance(recipe, INT8Scaling) and carries(recipe)):
+    if isinstance(recipe, recipes.INT4Scaling) or (isinstance(recipe, recipes.INT8Scaling) and carries(recipe)):
         return _to_affine(scaled)
     if not carries(recipe):
         raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
     def words_of() -> Array:
-        eight = isinstance(recipe, MXFP8BlockScaling)
+        eight = isinstance(recipe, recipes.MXFP8BlockScaling)
         return from_words(codes(scaled.data, "data") if eight else packed_codes(scaled), "<u4")
 
     result = {
@@ -198,13 +192,13 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
 
 
 def _words_shape(scaled: ScaledTensor) -> tuple[int, ...]:
-    each = 4 if isinstance(scaled.recipe, (INT8Scaling, MXFP8BlockScaling)) else 8
+    each = 4 if isinstance(scaled.recipe, (recipes.INT8Scaling, recipes.MXFP8BlockScaling)) else 8
     return (*scaled.shape[:-1], -(-scaled.shape[-1] // each))
 
 
 def _unsigned(scaled: ScaledTensor) -> Array:
     """Codes counted from 0, packed."""
-    if isinstance(scaled.recipe, INT8Scaling):
+    if isinstance(scaled.recipe, recipes.INT8Scaling):
         return np.asarray(codes(scaled.data, "data") ^ np.uint8(0x80))
     return offset_codes(scaled)
 
@@ -232,11 +226,11 @@ def _to_affine(scaled: ScaledTensor) -> dict[str, Part]:
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    if isinstance(recipe, (INT4Scaling, INT8Scaling)):
+    if isinstance(recipe, (recipes.INT4Scaling, recipes.INT8Scaling)):
         return recipe.group_size in _SIZES
-    if isinstance(recipe, MXFP8BlockScaling):
+    if isinstance(recipe, recipes.MXFP8BlockScaling):
         return recipe.fp8_format == "E4M3"
-    return isinstance(recipe, (MXFP4BlockScaling, NVFP4BlockScaling))
+    return isinstance(recipe, (recipes.MXFP4BlockScaling, recipes.NVFP4BlockScaling))
 
 
 def _said(module: str, context: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -293,13 +287,13 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     if biases is None:
         mode = _mode(row, scales.shape[-1])
         shape = (*weight.shape[:-1], row * (1 if mode == "mxfp8" else 2))
-        recipes: dict[str, ScalingRecipe] = {
-            "mxfp4": MXFP4BlockScaling(),
-            "mxfp8": MXFP8BlockScaling(),
-            "nvfp4": NVFP4BlockScaling(two_level="global_scale" in parts),
+        by_mode: dict[str, ScalingRecipe] = {
+            "mxfp4": recipes.MXFP4BlockScaling(),
+            "mxfp8": recipes.MXFP8BlockScaling(),
+            "nvfp4": recipes.NVFP4BlockScaling(two_level="global_scale" in parts),
         }
         layout = PerBlockMN(1, 16 if mode == "nvfp4" else 32)
-        return Found(prefix + "weight", NAME, mode, parts, shape, recipes[mode], layout, details=Details(mode))
+        return Found(prefix + "weight", NAME, mode, parts, shape, by_mode[mode], layout, details=Details(mode))
     parts["biases"] = biases.name
     said = _said(prefix[:-1], context)
     bits, size = _affine_bits(row, scales.shape[-1], said, prefix + "weight")
@@ -371,14 +365,14 @@ def _as_mlx_reads(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _numbers(recipe: ScalingRecipe) -> dict[str, Any]:
     match recipe:
-        case MXFP4BlockScaling():
+        case recipes.MXFP4BlockScaling():
             return {"group_size": 32, "bits": 4, "mode": "mxfp4"}
-        case MXFP8BlockScaling():
+        case recipes.MXFP8BlockScaling():
             return {"group_size": 32, "bits": 8, "mode": "mxfp8"}
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return {"group_size": 16, "bits": 4, "mode": "nvfp4"}
         case _:
-            bits = 8 if isinstance(recipe, INT8Scaling) else 4
+            bits = 8 if isinstance(recipe, recipes.INT8Scaling) else 4
             return {"group_size": getattr(recipe, "group_size", 64), "bits": bits, "mode": "affine"}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.checks import FLOATS, check_axes, float_name
 from breccia.bridges.common import (
     Array,
@@ -34,27 +35,19 @@ from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import modelopt as words
 
 NAME = "modelopt"
 RECIPES: dict[str, ScalingRecipe] = {
-    "nvfp4": NVFP4BlockScaling(),
-    "fp8": Float8CurrentScaling(granularity="row"),
-    "fp8-channel": Float8CurrentScaling(granularity="row"),
-    "fp8-tensor": Float8CurrentScaling(),
-    "fp8-block": Float8BlockScaling(block_m=128),
-    "mxfp8": MXFP8BlockScaling(),
-    "int4": INT4Scaling(scale_dtype="fp32"),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+    "fp8": recipes.Float8CurrentScaling(granularity="row"),
+    "fp8-channel": recipes.Float8CurrentScaling(granularity="row"),
+    "fp8-tensor": recipes.Float8CurrentScaling(),
+    "fp8-block": recipes.Float8BlockScaling(block_m=128),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "int4": recipes.INT4Scaling(scale_dtype="fp32"),
 }
 
 __all__ = ["from_modelopt", "to_modelopt"]
@@ -96,10 +89,10 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
                 f"{NAME}: weight_scale_2 must be one number, or one per matrix of {matrices}, got shape {second.shape}"
             )
         second = second.reshape(()) if second.size == 1 else second.reshape(*matrices, 1, 1)
-        return of_blocks(weight, scale, NVFP4BlockScaling(), second)
+        return of_blocks(weight, scale, recipes.NVFP4BlockScaling(), second)
     fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
-        return of_blocks(weight, scale, MXFP8BlockScaling(fp8_format=fp8_format))
+        return of_blocks(weight, scale, recipes.MXFP8BlockScaling(fp8_format=fp8_format))
     if kind == "int4":
         return _int4(weight, scale)
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
@@ -118,7 +111,7 @@ def _int4(weight: Array, scale: Array) -> ScaledTensor:
     return made(
         pack_nibbles(np.swapaxes(by_row, -1, -2)),
         scale,
-        INT4Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name)),
+        recipes.INT4Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name)),
         row_blocks(size, columns),
         shape=(*weight.shape[:-2], rows, columns),
     )
@@ -143,7 +136,7 @@ def to_modelopt(scaled: ScaledTensor) -> dict[str, Array]:
 def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_modelopt`, each tensor made when it is asked for."""
     recipe = scaled.recipe
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         second = global_scale(scaled, "multiplier")
         second = np.ones((), np.float32) if second is None else second
         second = second.reshape(()) if second.size == 1 else second
@@ -152,9 +145,9 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             "weight_scale": scale_part(scaled, "F8_E4M3"),
             "weight_scale_2": part(second, "F32"),
         }
-    if isinstance(recipe, MXFP8BlockScaling):
+    if isinstance(recipe, recipes.MXFP8BlockScaling):
         return {"weight": code_part(scaled), "weight_scale": scale_part(scaled)}
-    if isinstance(recipe, INT4Scaling) and recipe.signed:
+    if isinstance(recipe, recipes.INT4Scaling) and recipe.signed:
         rows, columns = scaled.shape[-2:]
         if rows % 2:
             raise ValueError(f"scaled must have an even number of rows for {NAME}'s INT4, got shape {scaled.shape}")
@@ -177,7 +170,7 @@ def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part
     there are no scales of activations (inputs): servers have no FP8 of weights in one scale alone."""
     parts = lay_out(scaled)
     scale = parts["weight_scale"]
-    if isinstance(scaled.recipe, Float8BlockScaling) and len(scale.shape) == 2:
+    if isinstance(scaled.recipe, recipes.Float8BlockScaling) and len(scale.shape) == 2:
         rows, columns = scale.shape
         parts["weight_scale"] = Part(
             scale.dtype, (rows, 1, columns, 1), lambda: scale.make().reshape(rows, 1, columns, 1)
@@ -190,11 +183,11 @@ def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    if isinstance(recipe, Float8BlockScaling):
+    if isinstance(recipe, recipes.Float8BlockScaling):
         return recipe.scale_format != "e8m0" and recipe.block_m == recipe.block_k
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, recipes.INT4Scaling):
         return recipe.signed
-    return isinstance(recipe, (NVFP4BlockScaling, MXFP8BlockScaling, Float8CurrentScaling, DelayedScaling))
+    return recipe.name in ("nvfp4", "mxfp8", "current", "delayed")
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
@@ -218,21 +211,21 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         parts["weight_scale_2"] = parts["global_scale"] = prefix + "weight_scale_2"
         if scale.shape != (*shape[:-1], shape[-1] // 16):
             findings.append(f"weight_scale {scale.shape} is not (..., N, K / 16): tiled (swizzled) scales?")
-        form = "nvfp4", shape, NVFP4BlockScaling(), PerBlockMN(1, 16), "uint8"
+        form = "nvfp4", shape, recipes.NVFP4BlockScaling(), PerBlockMN(1, 16), "uint8"
     elif context.get("quant_method") != NAME:  # whose names others have, too
         return None
     elif weight.dtype == "U8" and scale.dtype in FLOATS:
         check_axes(1, scale)
         shape = (*weight.shape[:-2], weight.shape[-2] * 2, weight.shape[-1])
         size = group_size_of(shape[-1], scale.shape[-1], name)
-        int4 = INT4Scaling(group_size=size, scale_dtype=scale_name(float_name(scale)))
+        int4 = recipes.INT4Scaling(group_size=size, scale_dtype=scale_name(float_name(scale)))
         second = prefix + "weight_scale_2"  # how W4A8's programs split the scales, whose product with 1 / it they take
         parts |= {"weight_scale_2": second} if second in entries else {}
         form = "int4", shape, int4, row_blocks(size, shape[-1]), float_name(scale)
     elif weight.dtype not in FP8_DTYPES:
         return None
     elif scale.dtype in ("U8", "F8_E8M0"):
-        form = "mxfp8", weight.shape, MXFP8BlockScaling(fp8_format=fp8), PerBlockMN(1, 32), "uint8"
+        form = "mxfp8", weight.shape, recipes.MXFP8BlockScaling(fp8_format=fp8), PerBlockMN(1, 32), "uint8"
     else:
         recipe8, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, float_name(scale))
         form = "fp8", weight.shape, recipe8, layout, float_name(scale)
@@ -293,14 +286,14 @@ def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | 
     weights, and FP8 by rows has none."""
     if "W4A8" in f"{said.get('quant_algo')} {said.get('quantized_layers')}":
         return None
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         return InputScale("input_scale", NVFP4_INPUTS)
     return InputScale("input_scale", FP8_INPUTS) if _is_of_tensor(recipe) else None
 
 
 def _is_of_tensor(recipe: ScalingRecipe) -> bool:
     """Whether a recipe is E4M3 with one scale."""
-    one = isinstance(recipe, DelayedScaling) or getattr(recipe, "granularity", "") == "tensor"
+    one = isinstance(recipe, recipes.DelayedScaling) or getattr(recipe, "granularity", "") == "tensor"
     return one and recipe.element == "float8_e4m3fn"
 
 
@@ -314,13 +307,13 @@ def _of_kept(module: str, said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _algorithm(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
     match recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return {"quant_algo": "NVFP4" if inputs else "W4A16_NVFP4", "group_size": 16}
-        case MXFP8BlockScaling():
+        case recipes.MXFP8BlockScaling():
             return {"quant_algo": "MXFP8", "group_size": 32}
-        case INT4Scaling():
+        case recipes.INT4Scaling():
             return {"quant_algo": "W4A16_AWQ", "group_size": recipe.group_size, "has_zero_point": False}
-        case Float8BlockScaling():
+        case recipes.Float8BlockScaling():
             return {"quant_algo": "FP8_PB_WO", "group_size": recipe.block_k}
         case _:
             return {"quant_algo": "FP8" if inputs and _is_of_tensor(recipe) else "FP8_PER_CHANNEL_PER_TOKEN"}

@@ -34,19 +34,7 @@ from breccia.checkpoint.files.dtypes import little_endian, numpy_dtype, stored_n
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.formats import finfo
 from breccia.layouts import Layout
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    Float8ExpandedScaling,
-    INT4Scaling,
-    INT8ExpandedScaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import others
 from breccia.schemes.inputs import inputs_for
@@ -349,23 +337,23 @@ def _recipe_of(dtypes: list[str], rows: int = 0, columns: int = 0) -> ScalingRec
     fp8 = {"F8_E4M3": "E4M3", "F8_E5M2": "E5M2"}.get(element)
     match element:
         case "F4" if scale == "F8_E4M3":
-            return NVFP4BlockScaling(two_level=bool(level))
+            return recipes.NVFP4BlockScaling(two_level=bool(level))
         case "F4":
-            return MXFP4BlockScaling()
+            return recipes.MXFP4BlockScaling()
         case "I8" if zero == "F16":
-            return INT8ExpandedScaling(columns)
+            return recipes.INT8ExpandedScaling(columns)
         case "I8":
-            return INT8Scaling(columns or None, scales, symmetric=not zero)
+            return recipes.INT8Scaling(columns or None, scales, symmetric=not zero)
         case "U8" if zero == "U8":
-            return INT4Scaling(columns, False, scales, False)
+            return recipes.INT4Scaling(columns, False, scales, False)
         case _ if fp8 and zero:
-            return Float8ExpandedScaling(fp8, columns)
+            return recipes.Float8ExpandedScaling(fp8, columns)
         case _ if fp8 and not columns:
-            return Float8CurrentScaling(fp8, "row" if rows else "tensor")
+            return recipes.Float8CurrentScaling(fp8, "row" if rows else "tensor")
         case _ if fp8 and scales == "e8m0" and (rows, columns) == (1, 32):
-            return MXFP8BlockScaling(fp8)
+            return recipes.MXFP8BlockScaling(fp8)
         case _ if fp8:
-            return Float8BlockScaling(fp8, columns, rows, scales)
+            return recipes.Float8BlockScaling(fp8, columns, rows, scales)
     return None
 
 
@@ -406,11 +394,11 @@ def said_of(recipes: Mapping[str, ScalingRecipe], inputs: Mapping[str, Activatio
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
     """The scale of inputs, which multiplies: FP8's and INT8's of the tensor, NVFP4's second one."""
     match recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return InputScale("input_scale", NVFP4_INPUTS)
-        case Float8CurrentScaling() | DelayedScaling() if recipe.element == "float8_e4m3fn":
+        case recipes.Float8CurrentScaling() | recipes.DelayedScaling() if recipe.element == "float8_e4m3fn":
             return InputScale("input_scale", FP8_INPUTS)
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             return InputScale("input_scale", INT8_INPUTS)
     return None
 

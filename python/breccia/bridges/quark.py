@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.checks import FLOATS, check_axes, float_name, mapping, number, shown
 from breccia.bridges.common import (
     Array,
@@ -34,16 +35,7 @@ from breccia.bridges.packing import pack_nibbles, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import PerBlockMN
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import quark as words
 from breccia.schemes.value import Activations
@@ -51,11 +43,11 @@ from breccia.value import sixes
 
 NAME = "quark"
 RECIPES: dict[str, ScalingRecipe] = {
-    "fp8": Float8CurrentScaling(granularity="row"),
-    "fp8-tensor": Float8CurrentScaling(),
-    "fp8-block": Float8BlockScaling(block_m=128),
-    "int4": INT4Scaling(),
-    "int4-asym": INT4Scaling(signed=False, symmetric=False),
+    "fp8": recipes.Float8CurrentScaling(granularity="row"),
+    "fp8-tensor": recipes.Float8CurrentScaling(),
+    "fp8-block": recipes.Float8BlockScaling(block_m=128),
+    "int4": recipes.INT4Scaling(),
+    "int4-asym": recipes.INT4Scaling(signed=False, symmetric=False),
 }
 _ORDERS = {"reorder": (0, 2, 4, 6, 1, 3, 5, 7), "order": tuple(range(8))}  # of the neighbours in a word
 
@@ -133,10 +125,10 @@ def _packed(weight: Array, scale: Array, second: Any) -> ScaledTensor:
     """MXFP4, MXFP6 or NVFP4: which of them follows from the scales."""
     if second is not None:
         one = one_number(as_numpy(second, "weight_scale_2"), f"{NAME}: weight_scale_2")
-        return of_blocks(weight, scale, NVFP4BlockScaling(), one)
+        return of_blocks(weight, scale, recipes.NVFP4BlockScaling(), one)
     if scale.ndim and weight.shape[-1] * 4 == scale.shape[-1] * 96:
-        return of_blocks(sixes.unpack(weight), scale, MXFP6BlockScaling())
-    return of_blocks(weight, scale, MXFP4BlockScaling())
+        return of_blocks(sixes.unpack(weight), scale, recipes.MXFP6BlockScaling())
+    return of_blocks(weight, scale, recipes.MXFP4BlockScaling())
 
 
 def _from_words(words: Array, argument: str, pack_method: str) -> Array:
@@ -175,7 +167,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     recipe, scale = scaled.recipe, as_numpy(scaled.scale, "scale")
     if not carries(recipe):
         raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
-    if not isinstance(recipe, INT4Scaling):
+    if not isinstance(recipe, recipes.INT4Scaling):
         return fp8_parts(scaled)
     check_matrix(scaled, NAME)
     rows, columns = scaled.shape
@@ -196,11 +188,11 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    if isinstance(recipe, Float8BlockScaling):
+    if isinstance(recipe, recipes.Float8BlockScaling):
         return recipe.block_m == recipe.block_k and recipe.scale_format != "e8m0"
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, recipes.INT4Scaling):
         return recipe.signed == recipe.symmetric
-    return isinstance(recipe, (DelayedScaling, Float8CurrentScaling))
+    return isinstance(recipe, (recipes.DelayedScaling, recipes.Float8CurrentScaling))
 
 
 def claims(context: Mapping[str, Any]) -> int:
@@ -254,21 +246,21 @@ def _find_packed(
     """MXFP4, MXFP6 of E2M3 or NVFP4, packed in bytes; None where config.json says another or shapes are of none."""
     check_axes(2, weight, scale)
     shape, groups = (*weight.shape[:-1], weight.shape[-1] * 2), scale.shape[-1]
-    recipe: MXFP4BlockScaling | MXFP6BlockScaling | None = None
+    recipe: recipes.MXFP4BlockScaling | recipes.MXFP6BlockScaling | None = None
     if scale.dtype == "F8_E4M3" and prefix + "weight_scale_2" in entries:
         parts["weight_scale_2"] = parts["global_scale"] = prefix + "weight_scale_2"
-        return Found(prefix + "weight", NAME, "nvfp4", parts, shape, NVFP4BlockScaling(), PerBlockMN(1, 16))
+        return Found(prefix + "weight", NAME, "nvfp4", parts, shape, recipes.NVFP4BlockScaling(), PerBlockMN(1, 16))
     said = _spec_of(prefix[:-1], context["quantization_config"]).get("dtype")
     if shape[-1] == groups * 32:
-        recipe = MXFP4BlockScaling()
+        recipe = recipes.MXFP4BlockScaling()
     elif weight.shape[-1] * 4 == groups * 96 and said in (None, "fp6_e2m3"):
-        shape, recipe = (*weight.shape[:-1], groups * 32), MXFP6BlockScaling()
+        shape, recipe = (*weight.shape[:-1], groups * 32), recipes.MXFP6BlockScaling()
     if recipe is None or scale.dtype == "F8_E4M3":
         return None
     return Found(prefix + "weight", NAME, recipe.name, parts, shape, recipe, PerBlockMN(1, 32))
 
 
-def _said(module: str, context: Mapping[str, Any]) -> tuple[INT4Scaling, bool]:
+def _said(module: str, context: Mapping[str, Any]) -> tuple[recipes.INT4Scaling, bool]:
     """What config.json says of a module's INT4: the recipe, whose codes are signed where there are no zero points, and
     whether the stored ones are. Raises ValueError where it says that the weight is of another kind."""
     said = _spec_of(module, context["quantization_config"])
@@ -278,7 +270,7 @@ def _said(module: str, context: Mapping[str, Any]) -> tuple[INT4Scaling, bool]:
             f"{module}: config.json must say int4 or uint4 per_group of 32-bit words, it says {shown(said)}"
         )
     size = number(size, f"{module}: group_size")
-    return INT4Scaling(group_size=size, signed=symmetric, symmetric=symmetric), dtype == "int4"
+    return recipes.INT4Scaling(group_size=size, signed=symmetric, symmetric=symmetric), dtype == "int4"
 
 
 def _spec_of(module: str, quantization: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,9 +293,9 @@ def _pack_method(context: Mapping[str, Any]) -> str:
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
     """The scale of inputs of FP8 with one scale, and that of NVFP4, which stands for those of blocks."""
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         return InputScale("input_scale_2", NVFP4_INPUTS)
-    one = isinstance(recipe, DelayedScaling) or getattr(recipe, "granularity", "") == "tensor"
+    one = isinstance(recipe, recipes.DelayedScaling) or getattr(recipe, "granularity", "") == "tensor"
     return InputScale("input_scale", FP8_INPUTS) if one and recipe.element == "float8_e4m3fn" else None
 
 
@@ -347,11 +339,11 @@ _FP8 = _of("fp8_e4m3", "per_tensor")
 
 
 def _spec(recipe: ScalingRecipe) -> dict[str, Any]:
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, recipes.INT4Scaling):
         dtype = "int4" if recipe.signed else "uint4"
         return _of(dtype, "per_group", ch_axis=-1, group_size=recipe.group_size, symmetric=recipe.symmetric)
     dtype = f"fp8_{FP8_CODES[recipe.element].lower()}"
-    if isinstance(recipe, Float8BlockScaling):
+    if isinstance(recipe, recipes.Float8BlockScaling):
         return _of(dtype, "per_block", block_size=[recipe.block_m, recipe.block_k])
     rows = getattr(recipe, "granularity", "tensor") == "row"
     return _of(dtype, "per_channel", ch_axis=0) if rows else _of(dtype, "per_tensor")

@@ -8,34 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.common import Array, as_numpy, check_upright, codes, float32, made, scale_name
 from breccia.bridges.contract import FileFormat
 from breccia.formats import decode, encode, unpack
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.peers import require
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-    scale_format,
-)
+from breccia.recipes import ScalingRecipe, scale_format
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "qwix"
 EXTRA = "qwix"
 RECIPES: dict[str, ScalingRecipe] = {
-    "int8": INT8Scaling(),
-    "int4": INT4Scaling(),
-    "fp8": Float8CurrentScaling(granularity="row"),
-    "mxfp8": MXFP8BlockScaling(),
-    "mxfp4": MXFP4BlockScaling(),
-    "nvfp4": NVFP4BlockScaling(two_level=False),
+    "int8": recipes.INT8Scaling(),
+    "int4": recipes.INT4Scaling(),
+    "fp8": recipes.Float8CurrentScaling(granularity="row"),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "mxfp4": recipes.MXFP4BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(two_level=False),
 }
 # The qtypes that say what scales are, the recipe of each and the length of its tiles.
 _BLOCKS: dict[str, ScalingRecipe] = {key: RECIPES[key] for key in ("mxfp8", "mxfp4", "nvfp4")}
@@ -124,9 +114,9 @@ def to_qwix(scaled: ScaledTensor) -> Any:
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the class holds a recipe's bytes as they are."""
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         return not recipe.two_level
-    return not isinstance(recipe, MXFP6BlockScaling)
+    return not isinstance(recipe, recipes.MXFP6BlockScaling)
 
 
 def _tile(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, int]:
@@ -172,21 +162,21 @@ def _of_numbers(
     if name.startswith("float8") and zero is None:
         fmt, rows = name, layout.block.rows
         scale_type = "bf16" if scale.dtype.name == "bfloat16" else "fp32"
-        recipe: ScalingRecipe = Float8CurrentScaling(fmt, granularity="tensor" if layout.one_scale else "row")
+        recipe: ScalingRecipe = recipes.Float8CurrentScaling(fmt, granularity="tensor" if layout.one_scale else "row")
         if not layout.one_scale and layout.block != (1, 0):
-            recipe = Float8BlockScaling(fmt, block_k=columns, block_m=max(rows, 1), scale_format=scale_type)
+            recipe = recipes.Float8BlockScaling(fmt, block_k=columns, block_m=max(rows, 1), scale_format=scale_type)
         return made(codes(qvalue, "array.qvalue"), scale, recipe, layout)
     dtype = scale_name(scale.dtype.name)
     if name == "int8":
         size = None if layout.block in ((0, 0), (1, 0)) else columns
-        recipe8 = INT8Scaling(group_size=size, scale_dtype=dtype, symmetric=zero is None)
+        recipe8 = recipes.INT8Scaling(group_size=size, scale_dtype=dtype, symmetric=zero is None)
         return made(qvalue, scale, recipe8, layout, None if zero is None else zero.astype(np.int8))
     if name == "int4":
         nibbles = qvalue.astype(np.int8)
         if zero is None:
-            recipe4 = INT4Scaling(group_size=columns, scale_dtype=dtype)
+            recipe4 = recipes.INT4Scaling(group_size=columns, scale_dtype=dtype)
             return made(nibbles.view(np.uint8) & 15, scale, recipe4, layout, shape=qvalue.shape)
-        recipe4 = INT4Scaling(group_size=columns, scale_dtype=dtype, signed=False, symmetric=False)
+        recipe4 = recipes.INT4Scaling(group_size=columns, scale_dtype=dtype, signed=False, symmetric=False)
         unsigned, middle = ((part.astype(np.int8) + _MIDDLE).astype(np.uint8) for part in (nibbles, zero))
         return made(unsigned, scale, recipe4, layout, middle, shape=qvalue.shape)
     raise TypeError(f"array.qvalue must be of FP8, int8 or int4, got {name} of qtype {kind or name}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.common import (
     Array,
     amax_of_scale,
@@ -31,25 +32,18 @@ from breccia.bridges.contract import FileFormat
 from breccia.bridges.packing import packed_codes
 from breccia.layouts import PerBlockMN, PerTensor
 from breccia.peers import require
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "transformer_engine"
 EXTRA = "te"
 RECIPES: dict[str, ScalingRecipe] = {
-    "delayed": DelayedScaling(),
-    "current": Float8CurrentScaling(),
-    "block-2d": Float8BlockScaling(block_m=128),
-    "block-1d": Float8BlockScaling(),
-    "mxfp8": MXFP8BlockScaling(),
-    "nvfp4": NVFP4BlockScaling(),
+    "delayed": recipes.DelayedScaling(),
+    "current": recipes.Float8CurrentScaling(),
+    "block-2d": recipes.Float8BlockScaling(block_m=128),
+    "block-1d": recipes.Float8BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
 }
 
 __all__ = ["from_transformer_engine", "to_transformer_engine"]
@@ -104,7 +98,7 @@ def _from_tensor(te_t: Any) -> ScaledTensor:
         data = np.ascontiguousarray(np.moveaxis(codes(te_t._transpose, "_transpose"), 0, -1))
     else:
         raise ValueError("te_t must hold data: _data is None and there is no valid _transpose")
-    return ScaledTensor(data, scale, DelayedScaling(fp8_format=fp8), PerTensor())
+    return ScaledTensor(data, scale, recipes.DelayedScaling(fp8_format=fp8), PerTensor())
 
 
 def _side(te_t: Any) -> tuple[Array, Array, bool]:
@@ -127,18 +121,18 @@ def _from_blockwise(te_t: Any) -> ScaledTensor:
     rows, columns = matrix.shape
     if te_t._is_2D_scaled:
         grid = (-(-rows // 128), -(-columns // 128))
-        recipe, layout = Float8BlockScaling(fp8_format=fp8, block_m=128), PerBlockMN(128, 128)
+        recipe, layout = recipes.Float8BlockScaling(fp8_format=fp8, block_m=128), PerBlockMN(128, 128)
         scale = scale[: grid[0], : grid[1]]
         made = ScaledTensor(matrix, np.ascontiguousarray(scale), recipe, layout)
     else:
         scale = np.ascontiguousarray(scale[: -(-columns // 128), :rows].T)
-        made = ScaledTensor(matrix, scale, Float8BlockScaling(fp8_format=fp8), row_blocks(128, columns))
+        made = ScaledTensor(matrix, scale, recipes.Float8BlockScaling(fp8_format=fp8), row_blocks(128, columns))
     # Column-wise data is the transpose, quantized along its own rows.
     return made if rowwise else made.T
 
 
 def _from_mxfp8(te_t: Any) -> ScaledTensor:
-    recipe = MXFP8BlockScaling(fp8_format=_fp8_format(te_t._fp8_dtype))
+    recipe = recipes.MXFP8BlockScaling(fp8_format=_fp8_format(te_t._fp8_dtype))
     data, scale, rowwise = _side(te_t)
     matrix = data.reshape(-1, data.shape[-1])
     if not rowwise:  # blocks run down the columns of untransposed data
@@ -160,7 +154,7 @@ def _from_nvfp4(te_t: Any) -> ScaledTensor:
     e4m3_max = int(getattr(te_t, "_nvfp4_e4m3_max", 448))
     second = np.asarray(amax.reshape(()) / np.float32(6 * e4m3_max), np.float32)
     made = ScaledTensor(
-        matrix, scale, NVFP4BlockScaling(), PerBlockMN(1, 16), global_scale=second, shape=(rows, columns)
+        matrix, scale, recipes.NVFP4BlockScaling(), PerBlockMN(1, 16), global_scale=second, shape=(rows, columns)
     )
     return made if rowwise else made.T
 
@@ -211,19 +205,19 @@ def _buffers(scaled: ScaledTensor, swizzled: bool) -> tuple[str, dict[str, Array
     """The class of a tensor and its buffers. Raises ValueError where there is no class for it."""
     recipe, shape = scaled.recipe, scaled.shape
     scale = as_numpy(scaled.scale, "scale")
-    if scaled.layout.one_scale and isinstance(recipe, (DelayedScaling, Float8CurrentScaling)):
+    if scaled.layout.one_scale and isinstance(recipe, (recipes.DelayedScaling, recipes.Float8CurrentScaling)):
         return "Float8Tensor", {"data": codes(scaled.data, "data"), "fp8_scale_inv": float32(scale).reshape(1)}
     none: dict[str, Array | None] = {"columnwise_data": None, "columnwise_scale_inv": None}
-    if isinstance(recipe, Float8BlockScaling) and recipe.block_k == 128 and recipe.block_m in (1, 128):
+    if isinstance(recipe, recipes.Float8BlockScaling) and recipe.block_k == 128 and recipe.block_m in (1, 128):
         flat = _float_scale(scale).reshape(-1, scale.shape[-1])
         padded = _padded(flat if recipe.block_m == 128 else flat.T, 1, 4)
         rows = {"rowwise_data": codes(scaled.data, "data"), "rowwise_scale_inv": padded}
         return "Float8BlockwiseQTensor", none | rows
     if scale.dtype.itemsize == 1:
         tiles = _grid(codes(scale, "scale").reshape(int(np.prod(shape[:-1])), -1), swizzled)
-        if isinstance(recipe, MXFP8BlockScaling):
+        if isinstance(recipe, recipes.MXFP8BlockScaling):
             return "MXFP8Tensor", {**none, "rowwise_data": codes(scaled.data, "data"), "rowwise_scale_inv": tiles}
-        if isinstance(recipe, NVFP4BlockScaling):
+        if isinstance(recipe, recipes.NVFP4BlockScaling):
             data = packed_codes(scaled).reshape(*shape[:-1], shape[-1] // 2)
             amax: dict[str, Array | None] = {"amax_rowwise": _amax_of(scaled), "amax_columnwise": None}
             return "NVFP4Tensor", {**none, "rowwise_data": data, "rowwise_scale_inv": tiles, **amax}
@@ -277,11 +271,14 @@ def _classes(element: str) -> tuple[dict[str, Any], Any]:
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the classes hold a recipe's bytes as they are."""
-    if isinstance(recipe, Float8BlockScaling):
+    if isinstance(recipe, recipes.Float8BlockScaling):
         return recipe.block_k == 128 and recipe.block_m in (1, 128) and recipe.scale_format == "fp32"
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         return recipe.two_level
-    return isinstance(recipe, (DelayedScaling, MXFP8BlockScaling)) or recipe == Float8CurrentScaling()
+    return (
+        isinstance(recipe, (recipes.DelayedScaling, recipes.MXFP8BlockScaling))
+        or recipe == recipes.Float8CurrentScaling()
+    )
 
 
 BRIDGE = FileFormat(

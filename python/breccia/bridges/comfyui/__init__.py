@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.comfyui.unmarked import decided, in_tiles, may_be_tiles
 from breccia.bridges.common import (
     Array,
@@ -36,14 +37,7 @@ from breccia.bridges.packing import code_part, packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
-from breccia.recipes import (
-    DelayedScaling,
-    Float8CurrentScaling,
-    INT8Scaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import others
 from breccia.schemes.inputs import inputs_for
@@ -52,10 +46,10 @@ from breccia.schemes.value import Activations
 NAME = "comfyui"
 HEADER = "_quantization_metadata"
 RECIPES: dict[str, ScalingRecipe] = {
-    "nvfp4": NVFP4BlockScaling(),
-    "fp8": Float8CurrentScaling(),
-    "mxfp8": MXFP8BlockScaling(),
-    "int8": INT8Scaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+    "fp8": recipes.Float8CurrentScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "int8": recipes.INT8Scaling(),
 }
 _FP8 = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 _OLD_SCALE = "scale_weight"  # of files with a tensor "scaled_fp8" that marks them
@@ -110,10 +104,10 @@ def from_comfyui(parts: Mapping[str, Any], kind: str | None = None, tiles: bool 
         if scale.size != 1 and scale.shape != rows:
             raise ValueError(f"{NAME}: weight_scale must be one number or have shape {rows}, got {scale.shape}")
         every = np.ascontiguousarray(np.broadcast_to(scale.reshape(-1, 1), rows))
-        return made(data, every, INT8Scaling(), PerChannel())
+        return made(data, every, recipes.INT8Scaling(), PerChannel())
     if scale.size != 1:
         raise ValueError(f"{NAME}: weight_scale must be one number for {kind}, got shape {scale.shape}")
-    return made(data, scale.reshape(()), Float8CurrentScaling(fp8_format=_FP8[kind]), PerTensor())
+    return made(data, scale.reshape(()), recipes.Float8CurrentScaling(fp8_format=_FP8[kind]), PerTensor())
 
 
 def _decided(scale: Array, kind: str) -> bool:
@@ -182,7 +176,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
         raise ValueError(f"scaled must be a matrix for {NAME}, got shape {scaled.shape}")
     scale = as_numpy(scaled.scale, "scale")
     match scaled.recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             _check_multiples(scaled, 16)
             second = global_scale(scaled, "multiplier")
             second = np.ones((), np.float32) if second is None else second.reshape(())
@@ -192,10 +186,10 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
                 "weight_scale": _tiled(scale, "F8_E4M3"),
                 "weight_scale_2": part(second, "F32"),
             }
-        case MXFP8BlockScaling():
+        case recipes.MXFP8BlockScaling():
             _check_multiples(scaled, 32)
             parts = {"weight": code_part(scaled), "weight_scale": _tiled(scale, "U8")}
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             rows = float32(scale).reshape(scaled.shape[0], 1)
             parts = {"weight": code_part(scaled), "weight_scale": part(rows, "F32")}
         case _:
@@ -222,11 +216,11 @@ def _tiled(scale: Array, dtype: str) -> Part:
 def _layer(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
     """What ``comfy_quant`` says of a layer."""
     match recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return {"format": "nvfp4"}
-        case MXFP8BlockScaling():
+        case recipes.MXFP8BlockScaling():
             return {"format": "mxfp8"}
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             return {"format": "int8_tensorwise"}
     return {"format": recipe.element, **({} if inputs else {_FULL: True})}
 
@@ -239,13 +233,13 @@ def _said(recipe: ScalingRecipe, inputs: bool) -> Part:
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
     match recipe:
-        case NVFP4BlockScaling() | DelayedScaling():
+        case recipes.NVFP4BlockScaling() | recipes.DelayedScaling():
             return True
-        case Float8CurrentScaling():
+        case recipes.Float8CurrentScaling():
             return recipe.granularity == "tensor"
-        case MXFP8BlockScaling():
+        case recipes.MXFP8BlockScaling():
             return recipe.fp8_format == "E4M3"
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             return recipe.group_size is None and recipe.symmetric and recipe.scale_dtype == "fp32"
     return False
 
@@ -253,9 +247,9 @@ def carries(recipe: ScalingRecipe) -> bool:
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
     """The scale of inputs, which are quantized to the format of the weights. Older files call it ``scale_input``."""
     match recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return InputScale("input_scale", NVFP4_INPUTS)
-        case Float8CurrentScaling() | DelayedScaling():
+        case recipes.Float8CurrentScaling() | recipes.DelayedScaling():
             amax = _E5M2_INPUTS if recipe.element == "float8_e5m2" else FP8_INPUTS
             return InputScale("input_scale", amax, other_roles=("scale_input",))
     return None
@@ -278,7 +272,7 @@ def config(written: Written) -> dict[str, Any]:
 def inputs_here(recipe: ScalingRecipe, static: bool) -> Activations | None:
     """How ComfyUI quantizes the inputs of a layer that is written here: FP8 by a static scale or not at all; others by
     scales made of the inputs, NVFP4 perhaps with a static second one."""
-    if not static and recipe.element.startswith("float8") and not isinstance(recipe, MXFP8BlockScaling):
+    if not static and recipe.element.startswith("float8") and not isinstance(recipe, recipes.MXFP8BlockScaling):
         return None
     return inputs_for(recipe, "static" if static else "dynamic")
 
@@ -346,7 +340,7 @@ def _of_layer(prefix: str, entries: Mapping[str, Any], parts: dict[str, str] | N
         kind, recipe, form = "int8_tensorwise", RECIPES["int8"], PerChannel()
     elif scale.dtype in ("F32", "F16", "BF16") and weight.dtype in FP8_DTYPES:
         kind = next(name for name, fp8 in _FP8.items() if fp8 == FP8_DTYPES[weight.dtype])
-        recipe = Float8CurrentScaling(fp8_format=FP8_DTYPES[weight.dtype])
+        recipe = recipes.Float8CurrentScaling(fp8_format=FP8_DTYPES[weight.dtype])
     else:
         return None
     if kind in _FP8 and math.prod(scale.shape) != 1:

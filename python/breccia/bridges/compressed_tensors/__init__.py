@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.common import Array, as_numpy, codes, get, global_scale, made, of_blocks, one_number
 from breccia.bridges.compressed_tensors import headers as _headers
 from breccia.bridges.compressed_tensors.integers import (
@@ -33,18 +34,7 @@ from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import code_part, scale_part
 from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.readers import Readers
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import compressed_tensors as words
 from breccia.schemes.value import KVCache
@@ -52,16 +42,16 @@ from breccia.value import sixes
 
 EXTRA = "compressed-tensors"
 RECIPES: dict[str, ScalingRecipe] = {
-    "nvfp4": NVFP4BlockScaling(global_scale_form="divisor"),
-    "fp8": Float8CurrentScaling(granularity="row"),
-    "fp8-tensor": Float8CurrentScaling(),
-    "fp8-block": Float8BlockScaling(block_m=128, scale_format="bf16"),
-    "mxfp4": MXFP4BlockScaling(),
-    "mxfp6": MXFP6BlockScaling(),
-    "mxfp8": MXFP8BlockScaling(),
-    "int4": INT4Scaling(scale_dtype="bf16"),
-    "int4-asym": INT4Scaling(signed=False, symmetric=False, scale_dtype="bf16"),
-    "int8": INT8Scaling(scale_dtype="bf16"),
+    "nvfp4": recipes.NVFP4BlockScaling(global_scale_form="divisor"),
+    "fp8": recipes.Float8CurrentScaling(granularity="row"),
+    "fp8-tensor": recipes.Float8CurrentScaling(),
+    "fp8-block": recipes.Float8BlockScaling(block_m=128, scale_format="bf16"),
+    "mxfp4": recipes.MXFP4BlockScaling(),
+    "mxfp6": recipes.MXFP6BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "int4": recipes.INT4Scaling(scale_dtype="bf16"),
+    "int4-asym": recipes.INT4Scaling(signed=False, symmetric=False, scale_dtype="bf16"),
+    "int8": recipes.INT8Scaling(scale_dtype="bf16"),
 }
 
 
@@ -97,12 +87,12 @@ def from_compressed_tensors(
         one = None if second is None else one_number(second, f"{NAME}: weight_global_scale")
         return of_blocks(weight, scale, _headers.nvfp4_recipe(one is not None), one)
     if kind == "mxfp4":
-        return of_blocks(weight, scale, MXFP4BlockScaling())
+        return of_blocks(weight, scale, recipes.MXFP4BlockScaling())
     if kind == "mxfp6":
-        return of_blocks(sixes.unpack(codes(weight, "weight_packed")), scale, MXFP6BlockScaling())
+        return of_blocks(sixes.unpack(codes(weight, "weight_packed")), scale, recipes.MXFP6BlockScaling())
     fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
-        return of_blocks(weight, scale, MXFP8BlockScaling(fp8_format=fp8_format))
+        return of_blocks(weight, scale, recipes.MXFP8BlockScaling(fp8_format=fp8_format))
     if kind in ("int2", "int3", "int4", "int8-packed"):
         return packed_integers(parts, weight, scale, int(kind[3]), symmetric)
     if kind in ("int8", "int4-bytes"):
@@ -146,21 +136,21 @@ def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[
 def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     """`to_compressed_tensors`, each tensor made when it is asked for."""
     match recipe := scaled.recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return {
                 "weight_packed": code_part(scaled),
                 "weight_scale": scale_part(scaled, "F8_E4M3"),
                 "weight_global_scale": Part("F32", (1,), lambda: _one_divisor(scaled)),
             }
-        case MXFP4BlockScaling() | MXFP6BlockScaling() if carries(recipe):
+        case recipes.MXFP4BlockScaling() | recipes.MXFP6BlockScaling() if carries(recipe):
             return {"weight_packed": code_part(scaled), "weight_scale": scale_part(scaled)}
-        case MXFP8BlockScaling():
+        case recipes.MXFP8BlockScaling():
             return {"weight": code_part(scaled), "weight_scale": scale_part(scaled)}
-        case INT4Scaling() if carries(recipe):
+        case recipes.INT4Scaling() if carries(recipe):
             return (pack_int4 if packed else store_int4)(scaled, as_numpy(scaled.scale, "scale"))
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             return (pack_int8 if packed else store_int8)(scaled, as_numpy(scaled.scale, "scale"))
-        case DelayedScaling() | Float8CurrentScaling() | Float8BlockScaling():
+        case recipes.DelayedScaling() | recipes.Float8CurrentScaling() | recipes.Float8BlockScaling():
             if as_numpy(scaled.scale, "scale").dtype.itemsize > 1:
                 return fp8_parts(scaled, (1,))
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
@@ -175,11 +165,11 @@ def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTenso
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    if isinstance(recipe, Float8BlockScaling):
+    if isinstance(recipe, recipes.Float8BlockScaling):
         return recipe.scale_format != "e8m0" and recipe.block_m in (1, recipe.block_k)
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, recipes.INT4Scaling):
         return recipe.signed or not recipe.symmetric
-    return not isinstance(recipe, MXFP6BlockScaling) or recipe.fp6_format == "E2M3"
+    return not isinstance(recipe, recipes.MXFP6BlockScaling) or recipe.fp6_format == "E2M3"
 
 
 def _one_divisor(scaled: ScaledTensor) -> Array:

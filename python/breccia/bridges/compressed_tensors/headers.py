@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+from breccia import recipes
 from breccia.bridges.checks import FLOATS, check_axes, shown
 from breccia.bridges.compressed_tensors.integers import (
     NAME,
@@ -27,26 +28,15 @@ from breccia.bridges.integers import order_of_columns
 from breccia.bridges.parts import Found
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects.compressed_tensors import target
 from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations, KVCache
 
 
-def nvfp4_recipe(two_level: bool) -> NVFP4BlockScaling:
+def nvfp4_recipe(two_level: bool) -> recipes.NVFP4BlockScaling:
     """NVFP4 as this format stores it."""
-    return NVFP4BlockScaling(two_level=two_level, global_scale_form="divisor" if two_level else "multiplier")
+    return recipes.NVFP4BlockScaling(two_level=two_level, global_scale_form="divisor" if two_level else "multiplier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +173,9 @@ def _find_packed(
         return "nvfp4", shape, two_levels, PerBlockMN(1, 16), "uint8"
     if weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0"):
         if stored[-1] * 2 == groups * 32:
-            return "mxfp4", (*stored[:-1], stored[-1] * 2), MXFP4BlockScaling(), PerBlockMN(1, 32), "uint8"
+            return "mxfp4", (*stored[:-1], stored[-1] * 2), recipes.MXFP4BlockScaling(), PerBlockMN(1, 32), "uint8"
         if stored[-1] * 4 == groups * 32 * 3:
-            return "mxfp6", (*stored[:-1], groups * 32), MXFP6BlockScaling(), PerBlockMN(1, 32), "uint8"
+            return "mxfp6", (*stored[:-1], groups * 32), recipes.MXFP6BlockScaling(), PerBlockMN(1, 32), "uint8"
         return None
     if weight.dtype == "I32" and scale.dtype in FLOATS:
         dtype = FLOATS[scale.dtype]
@@ -205,7 +195,7 @@ def _find_plain(parts: dict[str, str], weight: Any, scale: Any, bits: int) -> _K
     if weight.dtype in FP8_DTYPES and scale.dtype in ("U8", "F8_E8M0"):
         if scale.shape != (*weight.shape[:-1], -(-weight.shape[-1] // 32)):
             return None
-        recipe8 = MXFP8BlockScaling(fp8_format=FP8_DTYPES[weight.dtype])
+        recipe8 = recipes.MXFP8BlockScaling(fp8_format=FP8_DTYPES[weight.dtype])
         return "mxfp8", weight.shape, recipe8, PerBlockMN(1, 32), "uint8"
     if scale.dtype not in FLOATS:
         return None
@@ -322,7 +312,7 @@ def _written_groups(written: Written) -> list[tuple[ScalingRecipe, bool, _Part, 
     """Modules of one recipe, whether it has a scale for each row, whose inputs and outputs are quantized alike."""
     groups: list[tuple[ScalingRecipe, bool, _Part, _Part, list[str]]] = []
     # Beside longer rows, a row of one group is a group: servers want one scheme for all parts of a fused layer.
-    fours = {m: recipe for m, recipe in written.recipes.items() if isinstance(recipe, INT4Scaling)}
+    fours = {m: recipe for m, recipe in written.recipes.items() if isinstance(recipe, recipes.INT4Scaling)}
     rows = fours if fours.keys() <= written.rows else {}
     one: Any = next(iter(rows.values()), None)  # a recipe that says by its size of a group how long rows are
     alike_in_rows = {m: replace(recipe, group_size=one.group_size) for m, recipe in rows.items()}
@@ -345,11 +335,11 @@ def _static(said: Activations | KVCache) -> _Part:
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
     """The scale of inputs as files have it: that of NVFP4 divides."""
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         return InputScale("input_global_scale", NVFP4_INPUTS, divides=True, shape=(1,))
-    if isinstance(recipe, (DelayedScaling, Float8CurrentScaling)) and recipe.element == "float8_e4m3fn":
+    if isinstance(recipe, (recipes.DelayedScaling, recipes.Float8CurrentScaling)) and recipe.element == "float8_e4m3fn":
         return InputScale("input_scale", FP8_INPUTS, shape=(1,))
-    one = isinstance(recipe, INT8Scaling) and recipe.group_size is None
+    one = isinstance(recipe, recipes.INT8Scaling) and recipe.group_size is None
     if one and '"symmetric": false' not in json.dumps(_inputs_said(said)).lower():
         return InputScale("input_scale", INT8_INPUTS, shape=(1,))
     return None
@@ -363,24 +353,24 @@ def has_inputs(recipe: ScalingRecipe, activations: Activations | None) -> bool:
     """Whether a module's integers are stored byte by byte, as servers read those whose inputs are quantized, too."""
     if activations is None or activations.element != "int8":
         return False
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, recipes.INT4Scaling):
         return activations.when == "dynamic" and _dynamic(activations) is not None
-    return isinstance(recipe, INT8Scaling) and recipe.group_size is None
+    return isinstance(recipe, recipes.INT8Scaling) and recipe.group_size is None
 
 
 def _format(recipe: ScalingRecipe, inputs: Mapping[str, Any] | None) -> str:
     match recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return "nvfp4-pack-quantized"
-        case MXFP4BlockScaling() | MXFP6BlockScaling():
+        case recipes.MXFP4BlockScaling() | recipes.MXFP6BlockScaling():
             return f"{recipe.name}-pack-quantized"
-        case MXFP8BlockScaling():
+        case recipes.MXFP8BlockScaling():
             return "mxfp8-quantized"
-        case INT8Scaling() if inputs is not None and inputs["type"] == "int" and recipe.group_size is None:
+        case recipes.INT8Scaling() if inputs is not None and inputs["type"] == "int" and recipe.group_size is None:
             return "int-quantized"
-        case INT4Scaling() if inputs is not None and inputs["type"] == "int":
+        case recipes.INT4Scaling() if inputs is not None and inputs["type"] == "int":
             return "int-quantized"
-        case INT4Scaling() | INT8Scaling():
+        case recipes.INT4Scaling() | recipes.INT8Scaling():
             return "pack-quantized"
         case _:
             return "float-quantized"
@@ -389,23 +379,23 @@ def _format(recipe: ScalingRecipe, inputs: Mapping[str, Any] | None) -> str:
 def _weights(recipe: ScalingRecipe) -> dict[str, Any]:
     said: dict[str, Any] = {"dynamic": False, "symmetric": True, "observer": "minmax"}
     match recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             said |= {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
             return said | {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
-        case MXFP4BlockScaling() | MXFP6BlockScaling() | MXFP8BlockScaling():
+        case recipes.MXFP4BlockScaling() | recipes.MXFP6BlockScaling() | recipes.MXFP8BlockScaling():
             bits = {"mxfp4": 4, "mxfp6": 6, "mxfp8": 8}[recipe.name]
             said |= {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32}
             return said | {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
-        case INT4Scaling():
+        case recipes.INT4Scaling():
             said |= {"num_bits": 4, "type": "int", "strategy": "group", "group_size": recipe.group_size}
             return said | {"symmetric": recipe.symmetric}
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             said |= {"num_bits": 8, "type": "int", "symmetric": recipe.symmetric}
             return said | _strategy(recipe.group_size)
-        case Float8BlockScaling() if recipe.block_m > 1:
+        case recipes.Float8BlockScaling() if recipe.block_m > 1:
             said |= {"num_bits": 8, "type": "float", "strategy": "block"}
             return said | {"block_structure": [recipe.block_m, recipe.block_k]}
-        case Float8BlockScaling():
+        case recipes.Float8BlockScaling():
             return said | {"num_bits": 8, "type": "float", "strategy": "group", "group_size": recipe.block_k}
         case _:
             row = getattr(recipe, "granularity", "tensor") == "row"
@@ -419,14 +409,14 @@ def _inputs(recipe: ScalingRecipe, scaled: bool, dynamic: Activations | None) ->
     compressed-tensors' own scheme FP8_BLOCK says so.
     """
     eight = {"num_bits": 8, "type": "float", "symmetric": True}
-    if scaled and isinstance(recipe, NVFP4BlockScaling):
+    if scaled and isinstance(recipe, recipes.NVFP4BlockScaling):
         four = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
         return four | {"dynamic": "local", "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
-    if scaled and isinstance(recipe, INT8Scaling):
+    if scaled and isinstance(recipe, recipes.INT8Scaling):
         return eight | {"type": "int", "strategy": "tensor", "dynamic": False}
     if scaled:
         return eight | {"strategy": "tensor", "dynamic": False}
-    if isinstance(recipe, Float8BlockScaling) and recipe.block_m > 1:
+    if isinstance(recipe, recipes.Float8BlockScaling) and recipe.block_m > 1:
         return eight | {"strategy": "group", "group_size": recipe.block_k, "dynamic": True}
     return None if dynamic is None else _dynamic(dynamic)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.common import STORED_SCALES, Array, as_numpy, get, global_scale, turned_shape
 from breccia.bridges.contract import BY_COLUMNS, BY_ROWS, FileFormat, Place
 from breccia.bridges.integers import integer_zero_point
@@ -21,30 +22,20 @@ from breccia.bridges.onnx.nodes import HALVES, Node, swapped_codes
 from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, part, rows_only
 from breccia.bridges.readers import Readers
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 EXTRA = "onnx"
 RECIPES: dict[str, ScalingRecipe] = {
-    "int4": INT4Scaling(scale_dtype="fp32"),  # runtimes fuse no other scales with products of float32
-    "int4-asym": INT4Scaling(signed=False, symmetric=False, scale_dtype="fp32"),
-    "int8": INT8Scaling(),
-    "fp8": Float8CurrentScaling(granularity="row"),
-    "fp8-tensor": Float8CurrentScaling(),
-    "fp8-block": Float8BlockScaling(),
-    "mxfp4": MXFP4BlockScaling(),
-    "mxfp8": MXFP8BlockScaling(),
-    "nvfp4": NVFP4BlockScaling(),
+    "int4": recipes.INT4Scaling(scale_dtype="fp32"),  # runtimes fuse no other scales with products of float32
+    "int4-asym": recipes.INT4Scaling(signed=False, symmetric=False, scale_dtype="fp32"),
+    "int8": recipes.INT8Scaling(),
+    "fp8": recipes.Float8CurrentScaling(granularity="row"),
+    "fp8-tensor": recipes.Float8CurrentScaling(),
+    "fp8-block": recipes.Float8BlockScaling(),
+    "mxfp4": recipes.MXFP4BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
 }
 _ROLES = {"codes": "quantized", "scale": "scale", "zero_point": "zero_point", "global_scale": "scale_scale"}
 
@@ -65,19 +56,22 @@ def _inputs(scaled: ScaledTensor, whole: bool) -> dict[str, Part]:
     recipe, scale = scaled.recipe, as_numpy(scaled.scale, "scale")
     if not BRIDGE.carries(recipe):
         raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
-    if isinstance(recipe, (INT4Scaling, MXFP4BlockScaling, NVFP4BlockScaling)):
+    if isinstance(recipe, (recipes.INT4Scaling, recipes.MXFP4BlockScaling, recipes.NVFP4BlockScaling)):
         if scaled.shape[-1] % 2:
             raise ValueError(f"scaled must have an even number of columns for {NAME}, got shape {scaled.shape}")
         element = "FLOAT4E2M1"
-        if isinstance(recipe, INT4Scaling):
+        if isinstance(recipe, recipes.INT4Scaling):
             element = "INT4" if recipe.signed else "UINT4"
         data = Part(element, scaled.shape, lambda: packed_codes(scaled))
     else:
         data = code_part(scaled)
     result = {"codes": data}
-    if isinstance(recipe, (MXFP4BlockScaling, MXFP8BlockScaling)) or getattr(recipe, "scale_format", "") == "e8m0":
+    if (
+        isinstance(recipe, (recipes.MXFP4BlockScaling, recipes.MXFP8BlockScaling))
+        or getattr(recipe, "scale_format", "") == "e8m0"
+    ):
         return {**result, "scale": scale_part(scaled, "F8_E8M0")}
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         return {**result, "scale": scale_part(scaled, "F8_E4M3"), "global_scale": _second(scaled)}
     if scaled.layout.one_scale:
         scale = scale.reshape(())
@@ -105,7 +99,7 @@ def _second(scaled: ScaledTensor) -> Part:
 
 
 def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...], whole: bool) -> Part:
-    if isinstance(scaled.recipe, INT8Scaling):
+    if isinstance(scaled.recipe, recipes.INT8Scaling):
         zero = as_numpy(scaled.zero_point, "zero_point")
         if zero.dtype != np.int8:
             raise ValueError(f"zero_point must be int8 for {NAME}, got {zero.dtype}")
@@ -142,12 +136,11 @@ def store(name: str, scaled: ScaledTensor, place: Place) -> tuple[dict[str, Part
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, recipes.INT4Scaling):
         return recipe.signed == recipe.symmetric
-    if isinstance(recipe, Float8BlockScaling):
+    if isinstance(recipe, recipes.Float8BlockScaling):
         return recipe.block_m == 1
-    known = (DelayedScaling, Float8CurrentScaling, INT8Scaling, MXFP4BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling)
-    return isinstance(recipe, known)
+    return recipe.name in ("delayed", "current", "int8", "mxfp4", "mxfp8", "nvfp4")
 
 
 BRIDGE = FileFormat(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.common import (
     SCALE_NAMES,
     Array,
@@ -22,16 +23,7 @@ from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["FLOATS", "HALVES", "PLAIN", "Node", "swapped_codes"]
@@ -162,23 +154,23 @@ class Node:
             if not self.block or name is None:
                 return None
             plain = self.element == "INT4" and not self.zeros
-            int4 = INT4Scaling(group_size=self.block, signed=plain, symmetric=plain, scale_dtype=name)
+            int4 = recipes.INT4Scaling(group_size=self.block, signed=plain, symmetric=plain, scale_dtype=name)
             return int4, row_blocks(self.block, shape[-1])
         if self.element in ("INT8", "UINT8"):
             if name is None or not (rows or self._of_tensor or self.block):
                 return None
             size = None if rows or not self.block else self.block
             plain = self.element == "INT8" and not self.zeros
-            int8 = INT8Scaling(group_size=size, scale_dtype=name, symmetric=plain)
+            int8 = recipes.INT8Scaling(group_size=size, scale_dtype=name, symmetric=plain)
             return int8, PerChannel() if size is None else row_blocks(size, shape[-1])
         return None if self.zeros else self._of_fp8(rows, name)
 
     def _of_fp4(self) -> tuple[ScalingRecipe, Layout] | None:
         whole = self.block and self.shape[-1] % self.block == 0 and not self.zeros
         if whole and self.two_level and self.block == 16 and self.scale == "FLOAT8E4M3FN":
-            return NVFP4BlockScaling(), PerBlockMN(1, 16)
+            return recipes.NVFP4BlockScaling(), PerBlockMN(1, 16)
         if whole and self.block == 32 and self.scale == "FLOAT8E8M0":
-            return MXFP4BlockScaling(), PerBlockMN(1, 32)
+            return recipes.MXFP4BlockScaling(), PerBlockMN(1, 32)
         return None
 
     def _of_fp8(self, rows: bool, name: str | None) -> tuple[ScalingRecipe, Layout] | None:
@@ -187,16 +179,16 @@ class Node:
             return None
         if self.scale == "FLOAT8E8M0":
             mx = self.block == 32 and self.shape[-1] % 32 == 0
-            return (MXFP8BlockScaling(fp8_format=fp8), PerBlockMN(1, 32)) if mx else None
+            return (recipes.MXFP8BlockScaling(fp8_format=fp8), PerBlockMN(1, 32)) if mx else None
         if name is None or name == "fp16":
             return None
         if self._of_tensor:
-            return Float8CurrentScaling(fp8_format=fp8), PerTensor()
+            return recipes.Float8CurrentScaling(fp8_format=fp8), PerTensor()
         if rows:
-            return Float8CurrentScaling(fp8_format=fp8, granularity="row"), PerChannel()
+            return recipes.Float8CurrentScaling(fp8_format=fp8, granularity="row"), PerChannel()
         if not self.block:
             return None
-        recipe = Float8BlockScaling(fp8_format=fp8, block_k=self.block, scale_format=name)
+        recipe = recipes.Float8BlockScaling(fp8_format=fp8, block_k=self.block, scale_format=name)
         return recipe, row_blocks(self.block, self.shape[-1])
 
     def tensor(self, raw: Array, scale: Array, zero: Array | None, second: Array | None) -> ScaledTensor | Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from breccia import recipes
 from breccia.bridges.common import in_torch
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.dialect import Dialect
@@ -20,34 +21,24 @@ from breccia.bridges.torchao.inputs import inputs_written
 from breccia.bridges.torchao.parts import describe
 from breccia.bridges.torchao.reading import from_parts
 from breccia.peers import require
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import others
 
 NAME = reading.NAME
 EXTRA = "torchao"
 RECIPES: dict[str, ScalingRecipe] = {
-    "fp8": Float8CurrentScaling(granularity="row"),
-    "fp8-tensor": Float8CurrentScaling(),
-    "fp8-block": Float8BlockScaling(block_m=128),
-    "fp8-row-block": Float8BlockScaling(),
-    "int8": INT8Scaling(),
-    "int4": INT4Scaling(group_size=32, scale_dtype="bf16"),
-    "int4-asym": INT4Scaling(group_size=32, signed=False, symmetric=False, scale_dtype="bf16"),
-    "mxfp8": MXFP8BlockScaling(),
-    "mxfp6": MXFP6BlockScaling(),
-    "mxfp4": MXFP4BlockScaling(),
-    "nvfp4": NVFP4BlockScaling(),
+    "fp8": recipes.Float8CurrentScaling(granularity="row"),
+    "fp8-tensor": recipes.Float8CurrentScaling(),
+    "fp8-block": recipes.Float8BlockScaling(block_m=128),
+    "fp8-row-block": recipes.Float8BlockScaling(),
+    "int8": recipes.INT8Scaling(),
+    "int4": recipes.INT4Scaling(group_size=32, scale_dtype="bf16"),
+    "int4-asym": recipes.INT4Scaling(group_size=32, signed=False, symmetric=False, scale_dtype="bf16"),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "mxfp6": recipes.MXFP6BlockScaling(),
+    "mxfp4": recipes.MXFP4BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
 }
 _OPAQUE = {
     "Int4PreshuffledTensor": "CUDA-packed",
@@ -150,9 +141,9 @@ def _object(value: Any) -> Any:
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    if isinstance(recipe, Float8BlockScaling):
+    if isinstance(recipe, recipes.Float8BlockScaling):
         return recipe.scale_format == "fp32"
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, recipes.INT4Scaling):
         return recipe.signed or not recipe.symmetric
     return True
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.checks import check_axes, mapping, numbers, shown
 from breccia.bridges.contract import Place
 from breccia.bridges.fp8 import FP8_DTYPES
@@ -28,15 +29,7 @@ from breccia.bridges.torchao.reading import NAME, check_kind, dtype_name, float8
 from breccia.bridges.written import INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.layouts import Layout, PerBlockMN
-from breccia.recipes import (
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
@@ -139,9 +132,9 @@ def beside(found: Found, names: Collection[str]) -> Activations | None:
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
     """The static scale of a layer's inputs, a tensor of its weight's."""
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         return InputScale(f"_weight_{STATIC['NVFP4Tensor']}", NVFP4_INPUTS)
-    one = isinstance(recipe, INT8Scaling) and recipe.group_size is None
+    one = isinstance(recipe, recipes.INT8Scaling) and recipe.group_size is None
     return InputScale(f"_weight_{STATIC['Int8Tensor']}", INT8_INPUTS, shape=(1, 1)) if one else None
 
 
@@ -156,18 +149,18 @@ def _found(
     dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
     if kind == "NVFP4Tensor":
         shape = (*shape[:-1], shape[-1] * 2)
-        recipe, layout = NVFP4BlockScaling(two_level="per_tensor_scale" in parts), PerBlockMN(1, 16)
+        recipe, layout = recipes.NVFP4BlockScaling(two_level="per_tensor_scale" in parts), PerBlockMN(1, 16)
         if "per_tensor_scale" in parts:
             parts = {**parts, "global_scale": parts["per_tensor_scale"]}
     elif kind == "MXTensor":
         element = dtype_name(attributes.get("elem_dtype"))
         layout = PerBlockMN(1, 32)
         if element == "float4_e2m1fn_x2":
-            recipe, shape = MXFP4BlockScaling(), (*shape[:-1], shape[-1] * 2)
+            recipe, shape = recipes.MXFP4BlockScaling(), (*shape[:-1], shape[-1] * 2)
         elif element.startswith("fp6"):
-            recipe = MXFP6BlockScaling(fp6_format=element[4:].upper())
+            recipe = recipes.MXFP6BlockScaling(fp6_format=element[4:].upper())
         else:
-            recipe = MXFP8BlockScaling(fp8_format="E5M2" if "e5m2" in element else "E4M3")
+            recipe = recipes.MXFP8BlockScaling(fp8_format="E5M2" if "e5m2" in element else "E4M3")
     elif kind == "Float8Tensor":
         fp8 = FP8_DTYPES.get(qdata.dtype, "E4M3")
         attributes = {**attributes, "fp8_format": fp8}
@@ -205,14 +198,14 @@ def config(written: Written) -> dict[str, Any]:
 def _quantizer(recipe: ScalingRecipe) -> dict[str, Any]:
     """torchao's configuration of the same kind, in its JSON; what is left out has its default."""
     match recipe:
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return config_of("NVFP4WeightOnlyConfig", 1)
-        case MXFP8BlockScaling() | MXFP6BlockScaling() | MXFP4BlockScaling():
+        case recipes.MXFP8BlockScaling() | recipes.MXFP6BlockScaling() | recipes.MXFP4BlockScaling():
             return config_of("MXDynamicActivationMXWeightConfig", 1)
-        case INT4Scaling():
+        case recipes.INT4Scaling():
             group = config_of("PerGroup", 1, group_size=recipe.group_size)
             return config_of("IntxWeightOnlyConfig", 2, weight_dtype=torch_dtype("int4"), granularity=group)
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             size = recipe.group_size
             granularity = config_of("PerRow", 1) if size is None else config_of("PerGroup", 1, group_size=size)
             return config_of("Int8WeightOnlyConfig", 2, granularity=granularity)

@@ -8,15 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from breccia.recipes import (
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia import recipes
+from breccia.recipes import ScalingRecipe
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 
@@ -40,8 +33,8 @@ AUTO = {"_type": "KernelPreference", "_data": "AUTO"}
 _CONFIGS = {"PerRow": config_of("PerRow", 1, dim=-1), "PerTensor": config_of("PerTensor", 1)}
 _TOKENS = Activations("int8", "token", "dynamic"), Activations("int8", "token", "dynamic", symmetric=False)
 _INT8_STATIC = Activations("int8", "tensor", "static")
-_NVFP4 = inputs_for(NVFP4BlockScaling(), "dynamic")
-_NVFP4_LOCAL = inputs_for(NVFP4BlockScaling(), "local")
+_NVFP4 = inputs_for(recipes.NVFP4BlockScaling(), "dynamic")
+_NVFP4_LOCAL = inputs_for(recipes.NVFP4BlockScaling(), "local")
 _NVFP4_OF_TWO = replace(_NVFP4, two_level=True)
 
 
@@ -59,19 +52,19 @@ def said_of_inputs(kind: str, recipe: ScalingRecipe, inputs: Activations) -> dic
 
 def _kwargs(recipe: ScalingRecipe, inputs: Activations) -> tuple[str, dict[str, Any]] | None:
     match recipe:
-        case Float8CurrentScaling() if _fp8(inputs) and _granularity(recipe, inputs):
+        case recipes.Float8CurrentScaling() if _fp8(inputs) and _granularity(recipe, inputs):
             said = {"float8_dtype": torch_dtype(inputs.element), "granularity": _granularity(recipe, inputs)}
             bounds = {"mm_config": None, "hp_value_lb": None, "hp_value_ub": None}
             return "QuantizeTensorToFloat8Kwargs", said | bounds | {"kernel_preference": AUTO}
-        case INT8Scaling() if inputs in (*_TOKENS, _INT8_STATIC):
+        case recipes.INT8Scaling() if inputs in (*_TOKENS, _INT8_STATIC):
             mapping = {"_type": "MappingType", "_data": "SYMMETRIC" if inputs.symmetric else "ASYMMETRIC"}
             return "QuantizeTensorToInt8Kwargs", {
                 "granularity": _ROWS if inputs.per == "token" else _TENSOR,
                 "mapping_type": mapping,
                 "reduce_range": False,
             }
-        case MXFP8BlockScaling() | MXFP4BlockScaling() if inputs == inputs_for(recipe, "dynamic"):
-            four = isinstance(recipe, MXFP4BlockScaling)
+        case recipes.MXFP8BlockScaling() | recipes.MXFP4BlockScaling() if inputs == inputs_for(recipe, "dynamic"):
+            four = isinstance(recipe, recipes.MXFP4BlockScaling)
             return "QuantizeTensorToMXKwargs", {
                 "elem_dtype": torch_dtype("float4_e2m1fn_x2" if four else inputs.element),
                 "block_size": 32,
@@ -79,7 +72,7 @@ def _kwargs(recipe: ScalingRecipe, inputs: Activations) -> tuple[str, dict[str, 
                 "kernel_preference": AUTO,
                 "is_swizzled_scales": False,
             }
-        case NVFP4BlockScaling() if inputs in (_NVFP4, _NVFP4_OF_TWO, _NVFP4_LOCAL):
+        case recipes.NVFP4BlockScaling() if inputs in (_NVFP4, _NVFP4_OF_TWO, _NVFP4_LOCAL):
             return "QuantizeTensorToNVFP4Kwargs", {
                 "block_size": 16,
                 "is_swizzled_scales": False,
@@ -95,7 +88,7 @@ def _fp8(inputs: Activations) -> bool:
 
 def inputs_written(recipe: ScalingRecipe, inputs: Activations | None) -> Activations | None:
     """See `FileFormat.inputs_written`."""
-    kind = "IntxUnpackedToInt8Tensor" if isinstance(recipe, INT4Scaling) else ""
+    kind = "IntxUnpackedToInt8Tensor" if isinstance(recipe, recipes.INT4Scaling) else ""
     return inputs if inputs is not None and said_of_inputs(kind, recipe, inputs) else None
 
 
@@ -118,7 +111,7 @@ def inputs_beside(kind: str, attributes: Mapping[str, Any], static: bool) -> Act
             return Activations("int8", *how, symmetric=symmetric)
         case "MXTensor":
             four = "float4" in _name(values.get("elem_dtype"), "_data")
-            return inputs_for(MXFP4BlockScaling() if four else MXFP8BlockScaling(), "dynamic")
+            return inputs_for(recipes.MXFP4BlockScaling() if four else recipes.MXFP8BlockScaling(), "dynamic")
         case "NVFP4Tensor":
             return _NVFP4_LOCAL if static else _NVFP4_OF_TWO if values.get("use_dynamic_per_tensor_scale") else _NVFP4
     return None
@@ -128,7 +121,7 @@ def _name(value: Any, key: str = "_type") -> str:
     return str(value.get(key)) if isinstance(value, Mapping) else ""
 
 
-def _granularity(recipe: Float8CurrentScaling, inputs: Activations) -> dict[str, Any] | None:
+def _granularity(recipe: recipes.Float8CurrentScaling, inputs: Activations) -> dict[str, Any] | None:
     """torchao multiplies rows by rows, and tensors by tensors."""
     if recipe.granularity == "row":
         return _ROWS if inputs.per == "token" else None
@@ -138,7 +131,7 @@ def _granularity(recipe: Float8CurrentScaling, inputs: Activations) -> dict[str,
 def quantizer_of_inputs(recipe: ScalingRecipe, inputs: Activations) -> dict[str, Any] | None:
     """torchao's configuration of such weights and inputs, in its JSON, where what is left out has its default; None
     where there is none."""
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, recipes.INT4Scaling):
         if inputs != _TOKENS[1]:
             return None
         group, dtype = config_of("PerGroup", 1, group_size=recipe.group_size), torch_dtype("int4")

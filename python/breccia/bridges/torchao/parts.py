@@ -8,23 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.common import Array, as_numpy, check_upright, codes, float32, global_scale
 from breccia.bridges.integers import turned
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import code_part, packed_codes, scale_part, unpack_nibbles
 from breccia.bridges.parts import Part, part
 from breccia.bridges.torchao.inputs import AUTO, torch_dtype
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-)
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["describe"]
@@ -40,15 +30,17 @@ def describe(scaled: ScaledTensor | OutsideTensor, high: str) -> Described:
     check_upright(scaled)
     scale = as_numpy(scaled.scale, "scale")
     match scaled.recipe:
-        case DelayedScaling() | Float8CurrentScaling() | Float8BlockScaling() if scale.dtype.itemsize > 1:
+        case recipes.DelayedScaling() | recipes.Float8CurrentScaling() | recipes.Float8BlockScaling() if (
+            scale.dtype.itemsize > 1
+        ):
             return _float8_tensor(scaled, scale, high)
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             return _int8_tensor(scaled, scale, high)
-        case INT4Scaling():
+        case recipes.INT4Scaling():
             return _intx_tensor(scaled, scale, high)
-        case NVFP4BlockScaling():
+        case recipes.NVFP4BlockScaling():
             return _nvfp4_tensor(scaled, scale, high)
-        case MXFP8BlockScaling() | MXFP6BlockScaling() | MXFP4BlockScaling():
+        case recipes.MXFP8BlockScaling() | recipes.MXFP6BlockScaling() | recipes.MXFP4BlockScaling():
             return _mx_tensor(scaled, scale, high)
     raise ValueError(f"scaled must have a recipe that torchao can store, got {scaled.recipe}")
 
@@ -103,7 +95,7 @@ _MX_ELEMENTS = {"float6_e2m3fn": "fp6_e2m3", "float6_e3m2fn": "fp6_e3m2", "float
 
 def _mx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
     element = _MX_ELEMENTS.get(scaled.recipe.element, scaled.recipe.element)
-    sixes = isinstance(scaled.recipe, MXFP6BlockScaling)  # a byte each
+    sixes = isinstance(scaled.recipe, recipes.MXFP6BlockScaling)  # a byte each
     data = part(codes(scaled.data, "data"), "U8") if sixes else code_part(scaled)
     parts = {"qdata": data, "scale": scale_part(scaled, "F8_E8M0")}
     attributes = {

@@ -8,22 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from breccia import recipes
 from breccia.bridges.checks import StoredTypeError, flag, numbers, shown
 from breccia.bridges.common import Array, as_numpy, codes, get, made, of_blocks, row_blocks, scale_name, unswizzle
 from breccia.bridges.fp8 import fp8_format_of, fp8_recipe
 from breccia.bridges.outside import OutsideTensor
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "torchao"
@@ -81,7 +72,9 @@ def from_parts(kind: str, parts: Mapping[str, Any], attributes: Mapping[str, Any
             second = parts.get("per_tensor_scale")
             second = None if second is None else np.asarray(as_numpy(second, "per_tensor_scale"), np.float32)
             rows = _rows(codes(scale, "scale"), shape, 16, _swizzled(attributes))
-            return of_blocks(codes(qdata, "qdata"), rows, NVFP4BlockScaling(two_level=second is not None), second)
+            return of_blocks(
+                codes(qdata, "qdata"), rows, recipes.NVFP4BlockScaling(two_level=second is not None), second
+            )
     raise AssertionError(kind)
 
 
@@ -103,8 +96,8 @@ def float8(fp8: str, shape: tuple[int, ...], scale: Array, block_size: Any) -> t
     if tuple(block[:-2]) != (1,) * (len(block) - 2):
         raise ValueError(f"{NAME}: block_size must be 1 along leading axes, got {block}")
     if block[-1] == shape[-1] and block[-2] == 1:
-        return Float8CurrentScaling(fp8_format=fp8, granularity="row"), PerChannel()
-    recipe = Float8BlockScaling(fp8_format=fp8, block_m=block[-2], block_k=block[-1])
+        return recipes.Float8CurrentScaling(fp8_format=fp8, granularity="row"), PerChannel()
+    recipe = recipes.Float8BlockScaling(fp8_format=fp8, block_m=block[-2], block_k=block[-1])
     return recipe, row_blocks(block[-1], shape[-1]) if block[-2] == 1 else PerBlockMN(block[-2], block[-1])
 
 
@@ -116,11 +109,11 @@ def _int8(qdata: Array, scale: Array, zero_point: Any, block: tuple[int, ...]) -
         zero = None
     symmetric = zero is None
     if scale.size == 1 and qdata.shape[0] != 1:
-        recipe, layout = INT8Scaling(scale_dtype=name, symmetric=symmetric), PerTensor()
+        recipe, layout = recipes.INT8Scaling(scale_dtype=name, symmetric=symmetric), PerTensor()
         return made(qdata, scale.reshape(()), recipe, layout, None if zero is None else zero.reshape(()))
     if size == qdata.shape[-1]:
-        return made(qdata, scale, INT8Scaling(scale_dtype=name, symmetric=symmetric), PerChannel(), zero)
-    recipe = INT8Scaling(group_size=size, scale_dtype=name, symmetric=symmetric)
+        return made(qdata, scale, recipes.INT8Scaling(scale_dtype=name, symmetric=symmetric), PerChannel(), zero)
+    recipe = recipes.INT8Scaling(group_size=size, scale_dtype=name, symmetric=symmetric)
     return made(qdata, scale, recipe, row_blocks(size, qdata.shape[-1]), zero)
 
 
@@ -132,11 +125,11 @@ def _intx(qdata: Array, scale: Array, zero_point: Any, attributes: Mapping[str, 
     size = _block(attributes, qdata.ndim)[-1]
     layout = row_blocks(size, qdata.shape[-1])
     if target == "int8":
-        recipe8 = INT8Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name), symmetric=zero is None)
+        recipe8 = recipes.INT8Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name), symmetric=zero is None)
         return made(qdata, scale, recipe8, layout, zero)
     if target not in ("int1", "int2", "int3", "int4"):
         raise StoredTypeError(f"tensor has target_dtype {target}: only int1 to int4 and int8 have a recipe")
-    recipe = INT4Scaling(
+    recipe = recipes.INT4Scaling(
         group_size=size,
         signed=zero is None,
         symmetric=zero is None,
@@ -154,7 +147,7 @@ def _int4(qdata: Array, scale: Array, parts: Mapping[str, Any], attributes: Mapp
     size = _block(attributes, len(shape))[-1]
     scale = np.ascontiguousarray(np.swapaxes(scale, -1, -2))
     bias = np.ascontiguousarray(np.swapaxes(get(parts, "zero_point", NAME, 2), -1, -2))
-    recipe = INT4Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name))
+    recipe = recipes.INT4Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name))
     scaled = made(codes(qdata, "qdata"), scale, recipe, row_blocks(size, shape[-1]), shape=shape)
     return OutsideTensor(scaled, bias=bias)
 
@@ -165,13 +158,13 @@ def _mx(qdata: Array, scale: Array, attributes: Mapping[str, Any]) -> ScaledTens
     recipe: ScalingRecipe
     match element:
         case "float8_e4m3fn":
-            recipe = MXFP8BlockScaling()
+            recipe = recipes.MXFP8BlockScaling()
         case "float8_e5m2":
-            recipe = MXFP8BlockScaling(fp8_format="E5M2")
+            recipe = recipes.MXFP8BlockScaling(fp8_format="E5M2")
         case "fp6_e2m3" | "fp6_e3m2":
-            recipe = MXFP6BlockScaling(fp6_format=element[4:].upper())
+            recipe = recipes.MXFP6BlockScaling(fp6_format=element[4:].upper())
         case "float4_e2m1fn_x2":
-            recipe = MXFP4BlockScaling()
+            recipe = recipes.MXFP4BlockScaling()
             shape = (*qdata.shape[:-1], qdata.shape[-1] * 2)
         case _:
             raise StoredTypeError(f"tensor has elem_dtype {element}, which must be an FP8, FP6 or FP4 type")

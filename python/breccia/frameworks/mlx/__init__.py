@@ -13,16 +13,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from breccia import _core
+from breccia import _core, recipes
 from breccia.frameworks.mlx.namespace import Mlx
-from breccia.recipes import (
-    MXFP4BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-    _spec,
-    global_divides,
-)
+from breccia.recipes import ScalingRecipe, _spec, global_divides
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import PARTS, cast_form
 from breccia.verbs.cast_options import CastOptions
@@ -36,9 +29,9 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _INTEGERS = (mx.bool_, mx.uint8, mx.int8, mx.uint16, mx.int16, mx.uint32, mx.int32, mx.uint64, mx.int64)
 # MLX mode -> (recipe, elements of a group, bits of an element).
 _MODES: dict[str, tuple[ScalingRecipe, int, int]] = {
-    "mxfp4": (MXFP4BlockScaling(), 32, 4),
-    "mxfp8": (MXFP8BlockScaling(), 32, 8),
-    "nvfp4": (NVFP4BlockScaling(), 16, 4),
+    "mxfp4": (recipes.MXFP4BlockScaling(), 32, 4),
+    "mxfp8": (recipes.MXFP8BlockScaling(), 32, 8),
+    "nvfp4": (recipes.NVFP4BlockScaling(), 16, 4),
 }
 
 
@@ -204,7 +197,7 @@ def from_quantized(w: Any, scales: Any, mode: str, global_scale: Any = None) -> 
         raise ValueError(f"mode must be 'mxfp4', 'mxfp8' or 'nvfp4', got {mode!r}")
     recipe: ScalingRecipe = _MODES[mode][0]
     if mode == "nvfp4" and global_scale is None:
-        recipe = NVFP4BlockScaling(two_level=False)
+        recipe = recipes.NVFP4BlockScaling(two_level=False)
     level = None if global_scale is None else global_scale / (448.0 * 6.0)
     return ScaledTensor(w.view(mx.uint8), scales, recipe, recipe.layout, global_scale=level)
 
