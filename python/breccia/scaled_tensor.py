@@ -19,7 +19,7 @@ from breccia.value.checked import check_arrays, make_core
 from breccia.value.form import PARTS, Form, logical_shape, packing_for, parts_there
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # of what is left open, type checkers know nothing
+    from typing_extensions import Self, TypeVar  # of what is left open, type checkers know nothing
 
     class Array(Protocol):
         """What arrays of every framework have, and strings, lists, numbers and ScaledTensors have not."""
@@ -69,8 +69,10 @@ class ScaledTensor(Generic[A]):
         ValueError: shapes do not fit, or a required part is missing.
     """
 
-    # Whether codes rest in another form than data has, as those of a `PackedWeight` do. Asked where a call counts.
+    # Whether codes rest in another form than data has, as those of a `PackedWeight` do, and the attribute where they
+    # rest. Asked where a call counts.
     _rests: ClassVar[bool] = False
+    _held_as: ClassVar[str] = "data"
 
     data: Any
     scale: Any
@@ -117,7 +119,7 @@ class ScaledTensor(Generic[A]):
             packing = packing_for(4 if core.is_packed else 8, core.shape[form.axis])
         else:
             packing = foreign.packing(data, scale, layout, shape)
-        _fill(self, form._replace(packing=packing), arrays, core)
+        fill(self, form._replace(packing=packing), arrays, core)
 
     @classmethod
     def _of(
@@ -128,11 +130,11 @@ class ScaledTensor(Generic[A]):
         zero_point: Any = None,
         global_scale: Any = None,
         core: _core.ScaledTensor | None = None,
-    ) -> ScaledTensor:
+    ) -> Self:
         """Wrap parts that cannot be checked, because they are tracers or a tree's leaves, or need not be: those of
         other tensors, or what the core has made (``core``)."""
         self = object.__new__(cls)
-        _fill(self, form, (data, scale, zero_point, global_scale), core)
+        fill(self, form, (data, scale, zero_point, global_scale), core)
         return self
 
     @property
@@ -436,13 +438,14 @@ class ScaledTensor(Generic[A]):
         return _unpickle, (*arrays, self.recipe, self.layout, self.shape, self.original_dtype)
 
 
-def _fill(scaled: ScaledTensor, form: Form, arrays: tuple[Any, ...], core: Any) -> None:
+def fill(scaled: ScaledTensor, form: Form, arrays: tuple[Any, ...], core: Any) -> None:
+    """Gives a tensor that is being made its attributes; ``arrays`` as `ScaledTensor._held` has them."""
     # The class is frozen: attributes are set past its __setattr__, once, in the way torch's compiler follows. One by
     # one, for a loop over their names takes as long again, a tenth of the time of a small cast.
     write = object.__setattr__
     recipe, layout, packing, original_dtype, _ = form
     data, scale, zero_point, global_scale = arrays
-    write(scaled, "data", data)
+    write(scaled, scaled._held_as, data)
     write(scaled, "scale", scale)
     write(scaled, "recipe", recipe)
     write(scaled, "layout", layout)

@@ -12,7 +12,6 @@ from breccia.bridges.checks import StoredTypeError
 from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes
 from breccia.bridges.fp8 import fp8_stored
 from breccia.bridges.parts import Part, part
-from breccia.formats import finfo
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value import sixes
 
@@ -54,20 +53,19 @@ def unpack_bits(packed: Array, bits: int) -> Array:
 
 def code_part(scaled: ScaledTensor) -> Part:
     """The codes of an upright tensor: two of 4 bits share a byte, four of 6 bits three, others have a byte each."""
-    element = scaled.recipe.element
-    bits = finfo(element).bits
-    if bits == 6:
-        return packed_sixes(scaled)
+    bits = scaled.recipe._traits[0]
     if bits == 4:
         return part(packed_codes(scaled), "U8")
-    return part(codes(scaled.data, "data"), "I8" if element == "int8" else fp8_stored(scaled.recipe))
+    if bits == 6:
+        return packed_sixes(scaled)
+    return part(codes(scaled.data, "data"), "I8" if scaled.recipe.element == "int8" else fp8_stored(scaled.recipe))
 
 
 def scale_part(scaled: ScaledTensor, byte: str = "U8") -> Part:
     """The scales as they are; ``byte`` is the header's dtype of those that take one."""
     scale = as_numpy(scaled.scale, "scale")
     if scale.dtype.itemsize == 1:
-        return part(codes(scale, "scale"), byte)
+        return Part(byte, tuple(scale.shape), lambda: codes(scale, "scale"))
     return part(scale, STORED_SCALES[scale.dtype.name])
 
 

@@ -8,10 +8,9 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 from breccia import _core, formats
-from breccia.scaled_tensor import A, ScaledTensor
+from breccia.scaled_tensor import A, ScaledTensor, fill
 from breccia.value import pickling, sixes
 from breccia.value.checked import check_arrays
-from breccia.value.form import Form
 from breccia.value.slicing import check_upright
 
 _CODES, _BYTES = 4, 3  # codes that share bytes
@@ -35,6 +34,7 @@ class PackedWeight(ScaledTensor[A]):
     """
 
     _rests = True
+    _held_as = "packed_data"
     packed_data: Any
 
     def __init__(
@@ -53,16 +53,8 @@ class PackedWeight(ScaledTensor[A]):
         meant = {"global_scale": global_scale, "shape": shape, "original_dtype": original_dtype}
         plain = ScaledTensor(sixes.unpack(data) if is_packed else data, scale, recipe, layout, zero_point, **meant)
         _check(plain, "data")
-        _fill(self, plain._form, data if is_packed else sixes.pack(data), scale, zero_point, global_scale)
-
-    @classmethod
-    def _of(
-        cls, form: Form, data: Any, scale: Any, zero_point: Any = None, global_scale: Any = None, core: Any = None
-    ) -> PackedWeight[A]:
-        """Wrap parts that need no check; ``data`` is packed."""
-        made: PackedWeight[A] = object.__new__(cls)
-        _fill(made, form, data, scale, zero_point, global_scale)
-        return made
+        held = (data if is_packed else sixes.pack(data), scale, zero_point, global_scale)
+        fill(self, plain._form, held, None)
 
     @property
     def data(self) -> Any:
@@ -71,7 +63,7 @@ class PackedWeight(ScaledTensor[A]):
 
     def unpacked(self) -> ScaledTensor[A]:
         """The ScaledTensor of the same values with a byte a code."""
-        return ScaledTensor._of(self._form, self.data, self.scale, self.zero_point, self.global_scale)
+        return self._with()
 
     @property
     def _ready(self) -> ScaledTensor[A]:
@@ -144,19 +136,6 @@ class PackedWeight(ScaledTensor[A]):
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = pickling.to_pickle(self._held)
         return _unpickle, (arrays, self.recipe, self.layout, self.original_dtype)
-
-
-def _fill(made: PackedWeight, form: Form, packed: Any, scale: Any, zero_point: Any, global_scale: Any) -> None:
-    write = object.__setattr__  # past the frozen class's own, once
-    write(made, "packed_data", packed)
-    write(made, "scale", scale)
-    write(made, "recipe", form.recipe)
-    write(made, "layout", form.layout)
-    write(made, "zero_point", zero_point)
-    write(made, "global_scale", global_scale)
-    write(made, "_packing", form.packing)
-    write(made, "_original_dtype", form.original_dtype)
-    write(made, "_made", None)
 
 
 def _unpickle(arrays: Any, recipe: Any, layout: Any, original_dtype: str) -> PackedWeight:
