@@ -15,6 +15,8 @@ from breccia.checkpoint.judging.inspect import scheme_lines
 from breccia.checkpoint.judging.verify import values
 from breccia.testing import values_of
 
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
 BESIDE = (
     "weight_offset",
     "zero_point",
@@ -420,3 +422,145 @@ def test_rows_of_one_group_have_the_scheme_of_longer_rows(tmp_path: Path) -> Non
         said = json.loads((tmp_path / f"out{width}" / "config.json").read_text())["quantization_config"]
         (group,) = said["config_groups"].values()
         assert (group["weights"]["strategy"], group["weights"]["group_size"]) == wanted
+
+
+NVFP4_FLAT = breccia.NVFP4BlockScaling(two_level=False)
+EXPERTS = "model.layers.0.feed_forward.experts."
+ONE_TENSOR = {"gate_up_proj": (4, 192, 128), "down_proj": (4, 128, 96)}
+
+
+@pytest.mark.parametrize("second", ["one", "each", "halves", "equal halves"])
+@pytest.mark.parametrize("kind", ["llama4", "qwen3_5_moe"])
+def test_experts_in_one_tensor_as_modelopt_has_them(kind: str, second: str, tmp_path: Path) -> None:
+    """Llama 4's packed along their first axis of two, with scales (E, K / 16, N); the second scale is one number, one
+    of each expert, or two of each: of gates and of others."""
+    rng, arrays, wanted = np.random.default_rng(4), {}, {}
+    for name, (count, rows, columns) in ONE_TENSOR.items():
+        q = [breccia.cast(rng.normal(0, 0.05, (rows, columns)).astype(np.float32), NVFP4_FLAT) for _ in range(count)]
+        level = np.array(
+            {"one": 3.0, "each": [1, 2, 3, 4], "halves": [[1, 2], [3, 4], [5, 6], [7, 8]]}.get(
+                second, [[1, 1], [3, 3], [5, 5], [7, 7]]
+            ),
+            np.float32,
+        )
+        if name == "down_proj" and level.ndim == 2:
+            level = level[:, 0]
+        of_rows = np.broadcast_to(
+            np.repeat(level, rows // 2, 1) if level.ndim == 2 else level.reshape(-1, 1), (4, rows)
+        )
+        codes, scales = (
+            np.stack([np.asarray(part).view(np.uint8) for part in parts])
+            for parts in zip(*((one.data, one.scale) for one in q), strict=True)
+        )
+        wanted[EXPERTS + name] = np.stack([one.dequantize() for one in q]) * of_rows[..., None]
+        if kind == "llama4":
+            codes, scales = (np.ascontiguousarray(np.swapaxes(one, -1, -2)) for one in (codes, scales))
+        arrays |= {EXPERTS + name: codes, f"{EXPERTS}{name}_weight_scale_2": level}
+        arrays[f"{EXPERTS}{name}_weight_scale"] = scales.view(ml_dtypes.float8_e4m3fn)
+        arrays[f"{EXPERTS}{name}_input_scale"] = np.float32(0.5).reshape(())
+    said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
+    source = model(tmp_path / "in", arrays, {"model_type": kind, "quantization_config": said})
+    report = convert(source, tmp_path / "fp32", "fp32")
+    assert set(report["account"]["tensors"].values()) <= {"float", "left out"}
+    out = Checkpoint(tmp_path / "fp32")
+    for name, values_of_it in wanted.items():
+        got = out.array(name)
+        np.testing.assert_array_equal(np.swapaxes(got, -1, -2) if kind == "llama4" else got, values_of_it)
+    convert(source, tmp_path / "again", "modelopt", strict=True)
+    again = Checkpoint(tmp_path / "again")
+    assert again.entries.keys() == arrays.keys()
+    for name in arrays:
+        was, now = Checkpoint(source).array(name), again.array(name)
+        if name.endswith("scale_2"):
+            assert now.shape in ((4,), was.shape)
+            both = [np.broadcast_to(x if x.ndim == 2 else x.reshape(-1, 1), (4, 2)) for x in (was, now)]
+            np.testing.assert_array_equal(*both)
+        else:
+            assert now.tobytes() == was.tobytes(), name
+    for to in ("nvfp4", "compressed-tensors:nvfp4", "modelopt:fp8-tensor"):
+        convert(source, tmp_path / to, to)
+        convert(tmp_path / to, tmp_path / f"{to}-fp32", "fp32")
+        back = Checkpoint(tmp_path / f"{to}-fp32")
+        for name, values_of_it in wanted.items():
+            got = back.array(name).astype(np.float32)
+            got = np.swapaxes(got, -1, -2) if kind == "llama4" else got
+            assert np.linalg.norm(got - values_of_it) < 0.12 * np.linalg.norm(values_of_it), (to, name)
+
+
+def test_experts_of_fp8_in_one_tensor_of_llama4(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(0, 0.05, (4, 128, 96)).astype(np.float32)
+    source = model(tmp_path / "in", {f"{EXPERTS}down_proj": weight}, {"model_type": "llama4_text"})
+    convert(source, tmp_path / "q", "modelopt:fp8-tensor", strict=True)
+    one = Checkpoint(tmp_path / "q")
+    assert {name: (entry.dtype, entry.shape) for name, entry in one.entries.items()} == {
+        f"{EXPERTS}down_proj": ("F8_E4M3", (4, 128, 96)),
+        f"{EXPERTS}down_proj_weight_scale": ("F32", ()),
+    }
+    convert(tmp_path / "q", tmp_path / "back", "fp32", strict=True)
+    got = Checkpoint(tmp_path / "back").array(f"{EXPERTS}down_proj")
+    np.testing.assert_allclose(got, weight, atol=0.04 * np.abs(weight).max())
+    report = convert(source, tmp_path / "rows", "modelopt:fp8", dry_run=True)
+    assert [note for note in report["notes"] if "in experts of Llama 4" in note]
+
+
+# Rows of a chunk of MiMo-V2.5's layers in small: 2 or 4 heads of keys of 48 and of values of 32 beside their queries.
+CHUNKS = {
+    "by heads": (4, 4, 464),
+    "fewer chunks than heads": (2, 4, 464),
+    "whole tiles": (4, 4, 256),
+    "plain": (1, 4, 464),
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKS)
+def test_fused_projections_that_were_quantized_in_chunks(kind: str, tmp_path: Path) -> None:
+    """MiMo's, each of whose chunks has a short last tile, unless whole tiles fill it."""
+    chunks, heads, rows = CHUNKS[kind]
+    rng = np.random.default_rng(7)
+    parts = [rng.normal(0, 0.05, (rows, 256)).astype(np.float32) * 4**i for i in range(4)]
+    parts = [np.concatenate(some) for some in np.array_split(np.array(parts), chunks)]
+    tiles = breccia.Float8BlockScaling(block_m=128)
+    codes = [breccia.cast(one, tiles) for one in parts]
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    arrays = {name: np.concatenate([np.asarray(one.data) for one in codes]).view(ml_dtypes.float8_e4m3fn)}
+    arrays[f"{name}_scale_inv"] = np.concatenate([np.asarray(one.scale) for one in codes])
+    config: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    config = {
+        "model_type": "mimo_v2",
+        "num_key_value_heads": chunks,
+        "swa_num_key_value_heads": heads,
+        "quantization_config": config,
+    }
+    source = model(tmp_path / "in", arrays, config)
+    wanted = np.concatenate([one.dequantize() for one in codes])
+    convert(source, tmp_path / "fp32", "fp32", strict=True)
+    np.testing.assert_array_equal(Checkpoint(tmp_path / "fp32").array(name), wanted)
+    convert(source, tmp_path / "again", "deepseek", strict=kind != "plain")  # transformers misreads short tiles
+    for stored in arrays:
+        assert Checkpoint(tmp_path / "again").array(stored).tobytes() == Checkpoint(source).array(stored).tobytes()
+    for to in ("nvfp4", "compressed-tensors:fp8", "mlx:int4"):
+        convert(source, tmp_path / to, to)
+        out = Checkpoint(tmp_path / to)
+        (made,) = out.found
+        assert np.linalg.norm(values(out.load(out.refined(made))) - wanted) < 0.12 * np.linalg.norm(wanted), to
+
+
+def test_chunks_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    arrays = {name: np.ones((640, 128), ml_dtypes.float8_e4m3fn), f"{name}_scale_inv": np.ones((8, 1), np.float32)}
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    heads = {"num_key_value_heads": 4, "swa_num_key_value_heads": 8}
+    for kind, text in (("mimo_v2", ""), ("other", "may be those of 4 or 8 chunks")):
+        source = model(tmp_path / kind, arrays, {"model_type": kind, **heads, "quantization_config": said})
+        if text:
+            with pytest.raises(ValueError, match=text):
+                convert(source, tmp_path / "out", "fp32", dry_run=True)
+        else:
+            convert(source, tmp_path / "out", "fp32", dry_run=True)
+    arrays[f"{name}_scale_inv"] = np.ones((9, 1), np.float32)
+    with pytest.raises(ValueError, match=r"looks quantized but does not fit: scale.shape must be \(5, 1\) \(tiles\)"):
+        convert(
+            model(tmp_path / "odd", arrays, {"model_type": "mimo_v2", **heads, "quantization_config": said}),
+            tmp_path / "o",
+            "fp32",
+        )

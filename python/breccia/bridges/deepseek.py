@@ -2,7 +2,8 @@
 """DeepSeek's FP8 checkpoints: V3 and everything that copied it (Qwen3-FP8, GLM-FP8, Kimi-K2), V4's
 E8M0 scales and its experts, MXFP4 in tensors that call themselves I8.
 
-``weight_scale_inv`` multiplies, despite its name.
+``weight_scale_inv`` multiplies, despite its name. The fused projections of MiMo were quantized in chunks of rows, each
+with tiles of its own, of which the last is short.
 """
 
 from __future__ import annotations
@@ -117,9 +118,12 @@ class Details:
 
     fp8_format: str | None = None
     block_k: int = 128
+    chunks: int = 1
 
 
-def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block_k: int = 128) -> ScaledTensor:
+def from_deepseek(
+    parts: Mapping[str, Any], fp8_format: str | None = None, block_k: int = 128, chunks: int = 1
+) -> ScaledTensor:
     """The tensors of one module as a ScaledTensor.
 
     Args:
@@ -127,9 +131,10 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
             ``scale`` (V4).
         fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of bytes.
         block_k: block size along K, and along M where scales are tiles.
+        chunks: parts of as many rows each whose tiles begin anew.
 
     Returns:
-        FP8 in blocks, MXFP8, MXFP4, or FP8 with one scale.
+        FP8 in blocks, of rows where there are chunks, MXFP8, MXFP4, or FP8 with one scale.
 
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
@@ -148,7 +153,29 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
     if scale.size == 1 and scale.ndim < 2:  # of the whole tensor, as Mistral's checkpoints have it
         recipe = recipes.Float8CurrentScaling(fp8_format=fp8_format)
         return made(codes(weight, "weight"), scale.reshape(()), recipe, PerTensor())
+    if chunks > 1:
+        of_rows = np.repeat(scale.reshape(chunks, -1, scale.shape[-1]), block_k, axis=1)
+        scale = of_rows[:, : weight.shape[0] // chunks].reshape(weight.shape[0], -1)
     return from_deepseek_v3(weight, scale, block_k, fp8_format)
+
+
+def _chunks(name: str, shape: tuple[int, ...], scale_rows: int, block: int, config: Mapping[str, Any]) -> int:
+    """How many chunks of rows of a fused projection have tiles of their own: as many as MiMo has heads of keys, where
+    the number of tiles does not say it. Raises ValueError where nothing does."""
+    if "qkv" not in name or len(shape) != 2:
+        return 1
+    text, rows = config.get("text_config"), shape[0]
+    places = [place for place in (config, text) if isinstance(place, Mapping)]
+    mimo = any(str(place.get("model_type")).startswith("mimo") for place in places)
+    keys = [place.get(key) for key in ("num_key_value_heads", "swa_num_key_value_heads") for place in places]
+    heads = [1, *(n for n in keys if type(n) is int and n > 1 and rows % n == 0)]
+    fit = [n for n in heads if -(-rows // n // block) * n == scale_rows]
+    fit = list(dict.fromkeys(n if rows // n % block else 1 for n in fit))  # whole tiles lie where those of all rows do
+    usual = heads[1] if mimo and len(heads) > 1 else 1
+    if len(fit) < 2 or usual in fit:
+        return usual if usual in fit else (fit or [1])[0]
+    said = " or ".join(map(str, fit))
+    raise ValueError(f"{scale_rows} rows of scales of {rows} rows in tiles of {block} may be those of {said} chunks")
 
 
 def _is_mxfp8(shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_bytes: int, block: int) -> bool:
@@ -241,15 +268,17 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return Found(weight, NAME, "FP8", parts, stored.shape, one, PerTensor(), dtype, details=Details(fp8))
     said = (context.get("quantization_config") or {}).get("weight_block_size")
     block = (128, 128) if said is None else numbers(said, f"{NAME}: weight_block_size", 2)
-    details = Details(fp8, block[-1])
+    chunks = _chunks(weight, stored.shape, entry.shape[0] if entry.shape else 1, block[-1], context.get("config") or {})
+    details = Details(fp8, block[-1], chunks)
     if _is_mxfp8(stored.shape, entry.shape, 1 if dtype == "uint8" else 4, block[-1]):
         mx = recipes.MXFP8BlockScaling(fp8_format=fp8)
         return Found(weight, NAME, "MXFP8", parts, stored.shape, mx, PerBlockMN(1, 32), details=details)
-    recipe, layout = _block(stored.shape, entry.shape, dtype, block[-1], fp8)
+    of_rows = (stored.shape[0], entry.shape[1]) if chunks > 1 else entry.shape
+    recipe, layout = _block(stored.shape, of_rows, dtype, block[-1], fp8)
     findings: tuple[str, ...] = ()
-    if layout.block.rows == 1 and said is not None:
+    if layout.block.rows == 1 and said is not None and chunks == 1:
         findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {list(block)}",)
-    kind = "FP8 tiles" if layout.block.rows > 1 else "FP8 row blocks"
+    kind = "FP8 tiles" if layout.block.rows > 1 or chunks > 1 else "FP8 row blocks"
     return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, details=details, findings=findings)
 
 
@@ -300,6 +329,7 @@ BRIDGE = FileFormat(
     find=find,
     row_axis=0,
     read=lambda parts, found: from_deepseek(parts, **asdict(found.record(Details))),
+    keeps=lambda found: isinstance(found.details, Details) and found.details.chunks > 1,
     carries=carries,
     model_knows=model_knows,
     lay_out=lay_out_for_checkpoint,

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA ModelOpt's exported checkpoints: NVFP4, FP8, MXFP8, FP8 tiles and INT4-AWQ.
 
-``weight_scale_2`` multiplies. INT4 is packed along the output axis, the even row in the low nibble.
+``weight_scale_2`` multiplies. INT4 is packed along the output axis, the even row in the low nibble. Experts in one
+tensor are ``X`` with ``X_weight_scale``; Llama 4's have their inputs before their outputs, in codes and scales.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,9 @@ from breccia.bridges.common import (
     of_blocks,
     row_blocks,
     scale_name,
+    turned_shape,
 )
-from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.contract import FileFormat, Place, stored_name
 from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe
 from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part, unpack_nibbles
@@ -55,21 +58,26 @@ __all__ = ["from_modelopt", "to_modelopt"]
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What config.json and headers say of a tensor: see `from_modelopt`."""
+    """What config.json and headers say of a tensor, see `from_modelopt`, and whether inputs stand before outputs."""
 
     fp8_format: str | None
+    turned: bool = False
 
 
-def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format: str | None = None) -> ScaledTensor:
+def from_modelopt(
+    parts: Mapping[str, Any], kind: str | None = None, fp8_format: str | None = None
+) -> ScaledTensor | Array:
     """The tensors of one module, by the last part of their names.
 
     Args:
-        parts: ``weight``, ``weight_scale`` and, for NVFP4, ``weight_scale_2``.
+        parts: ``weight``, ``weight_scale`` and, for NVFP4, ``weight_scale_2``: one number, one for each matrix of a
+            batch, or two, of the first and of the other half of the rows (gates and others of experts in one tensor).
         kind: "nvfp4", "fp8", "mxfp8" or "int4"; told from the dtypes if None.
         fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of plain bytes.
 
     Returns:
-        A ScaledTensor of the logical shape ``(..., N, K)``.
+        A ScaledTensor of the logical shape ``(..., N, K)``; float32 numbers where the halves of rows have other second
+        scales.
 
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
@@ -82,14 +90,7 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
         else:
             kind = "mxfp8" if scale.dtype.itemsize == 1 else "fp8"
     if kind == "nvfp4":
-        second = np.asarray(get(parts, "weight_scale_2", NAME), np.float32)
-        matrices = weight.shape[:-2]
-        if second.size not in (1, math.prod(matrices)):
-            raise ValueError(
-                f"{NAME}: weight_scale_2 must be one number, or one per matrix of {matrices}, got shape {second.shape}"
-            )
-        second = second.reshape(()) if second.size == 1 else second.reshape(*matrices, 1, 1)
-        return of_blocks(weight, scale, recipes.NVFP4BlockScaling(), second)
+        return _nvfp4(weight, scale, np.asarray(get(parts, "weight_scale_2", NAME), np.float32))
     fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
         return of_blocks(weight, scale, recipes.MXFP8BlockScaling(fp8_format=fp8_format))
@@ -97,6 +98,23 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
         return _int4(weight, scale)
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
     return made(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
+
+
+def _nvfp4(weight: Array, scale: Array, second: Array) -> ScaledTensor | Array:
+    matrices, nvfp4 = weight.shape[:-2], recipes.NVFP4BlockScaling()
+    if second.size == 1:
+        return of_blocks(weight, scale, nvfp4, second.reshape(()))
+    halves = second.reshape(-1, 2).T if second.size == 2 * math.prod(matrices) else second.reshape(1, -1)
+    if halves[0].size != math.prod(matrices) or weight.shape[-2] % len(halves):
+        raise ValueError(
+            f"{NAME}: weight_scale_2 must be one number, or one or two per matrix of {matrices}, "
+            f"got shape {second.shape}"
+        )
+    halves = halves.reshape(len(halves), *matrices, 1, 1)
+    if np.array_equal(halves[0], halves[-1]):
+        return of_blocks(weight, scale, nvfp4, halves[0])
+    rows = zip(np.split(weight, 2, -2), np.split(scale, 2, -2), halves, strict=True)
+    return np.concatenate([of_blocks(codes, scales, nvfp4, level).dequantize() for codes, scales, level in rows], -2)
 
 
 def _int4(weight: Array, scale: Array) -> ScaledTensor:
@@ -170,6 +188,8 @@ def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part
     there are no scales of activations (inputs): servers have no FP8 of weights in one scale alone."""
     parts = lay_out(scaled)
     scale = parts["weight_scale"]
+    if len(scaled.shape) == 3:
+        return _experts(scaled, parts, _is_llama4(place.model))
     if isinstance(scaled.recipe, recipes.Float8BlockScaling) and len(scale.shape) == 2:
         rows, columns = scale.shape
         parts["weight_scale"] = Part(
@@ -179,6 +199,26 @@ def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part
         every = scaled.shape[:-1]
         parts["weight_scale"] = Part(scale.dtype, every, lambda: np.full(every, scale.make().reshape(())))
     return parts
+
+
+def _experts(scaled: ScaledTensor, parts: dict[str, Part], turned: bool) -> dict[str, Part]:
+    """Experts in one tensor: as Llama 4's programs load them, or with a second scale of each."""
+    second = parts.get("weight_scale_2")
+    if turned and second is None and not scaled.layout.one_scale:
+        raise ValueError(f"scaled must be NVFP4, or FP8 of one scale, in experts of Llama 4, got {scaled.recipe}")
+    if second is not None and (second.shape or not turned):
+        parts["weight_scale_2"] = part(np.resize(second.make(), len(scaled)), "F32")
+    return {role: _turned(one) if turned and len(one.shape) == 3 else one for role, one in parts.items()}
+
+
+def _turned(one: Part) -> Part:
+    return Part(one.dtype, turned_shape(one.shape), lambda: np.ascontiguousarray(np.swapaxes(one.make(), -1, -2)))
+
+
+def _is_llama4(model: Mapping[str, Any]) -> bool:
+    text = model.get("text_config")
+    kinds = [place.get("model_type") for place in (model, text) if isinstance(place, Mapping)]
+    return not {"llama4", "llama4_text"}.isdisjoint(kinds)
 
 
 def carries(recipe: ScalingRecipe) -> bool:
@@ -196,8 +236,19 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return None
     prefix = name.removesuffix("weight_scale")
     weight, scale = entries.get(prefix + "weight"), entries[name]
+    turned = False
+    if weight is None and prefix.endswith("_proj_"):  # experts in one tensor
+        weight = entries.get(prefix[:-1])
+        if weight is None or len(weight.shape) != 3:
+            return None
+        ten = scale.shape[-1:] == weight.shape[-1:] and scale.shape[-2] * 8 == weight.shape[-2]
+        turned = ten if weight.dtype == "U8" else _is_llama4(context["config"])
     if weight is None or len(weight.shape) < 2:
         return None
+    if turned:
+        weight, scale = (
+            SimpleNamespace(name=o.name, dtype=o.dtype, shape=turned_shape(o.shape)) for o in (weight, scale)
+        )
     parts = {"weight": weight.name, "weight_scale": name}
     findings: list[str] = []
     form: tuple[str, tuple[int, ...], ScalingRecipe, Layout, str]
@@ -230,8 +281,41 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         recipe8, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, float_name(scale))
         form = "fp8", weight.shape, recipe8, layout, float_name(scale)
     kind, shape, recipe, layout, dtype = form
-    details, said = Details(fp8 or None), tuple(findings)
-    return Found(prefix + "weight", NAME, kind, parts, shape, recipe, layout, dtype, details=details, findings=said)
+    one = kind != "nvfp4" or math.prod(entries[parts["weight_scale_2"]].shape) == 1
+    level = () if one else (*shape[:-2], 1, 1)
+    details, said = Details(fp8 or None, turned), tuple(findings)
+    return Found(weight.name, NAME, kind, parts, shape, recipe, layout, dtype, "", level, "", details, findings=said)
+
+
+def refine(found: Found, array: Callable[[str], Array]) -> Found:
+    """Experts in one tensor whose halves of rows have second scales of their own, which no recipe says."""
+    if len(found.shape) != 3 or found.kind != "nvfp4":
+        return found
+    second = array(found.parts["weight_scale_2"])
+    alike = second.size <= found.shape[0] or np.array_equal(*second.reshape(-1, 2).T)
+    return found if alike else replace(found, recipe=None, layout=None)
+
+
+def _keeps(found: Found) -> bool:
+    split = len(found.shape) == 3 and found.recipe is None  # second scales of halves
+    return split or (found.kind == "int4" and "weight_scale_2" in found.parts)
+
+
+def _read(parts: Mapping[str, Array], found: Found) -> ScaledTensor | Array:
+    details = found.record(Details)
+    if details.turned:
+        parts = {
+            role: np.ascontiguousarray(np.swapaxes(one, -1, -2)) if one.ndim == 3 else one
+            for role, one in parts.items()
+        }
+    return from_modelopt(parts, found.kind, details.fp8_format)
+
+
+def role_name(name: str, role: str) -> str:
+    """Where a role of a logical tensor is stored: of experts in one tensor ``X`` as ``X`` and ``X_weight_scale``."""
+    if not name.endswith("experts.gate_up_proj") and not name.endswith("experts.down_proj"):
+        return stored_name(name, role)
+    return name if role == "weight" else f"{name}_{role}"
 
 
 def config(written: Written) -> dict[str, Any]:
@@ -350,12 +434,15 @@ BRIDGE = FileFormat(
     readers=Readers(
         pre_scales=True,
         shared_global_scale=True,
+        turned_experts=_is_llama4,
     ),
     find=find,
     row_axis=0,
-    keeps=lambda found: found.kind == "int4" and "weight_scale_2" in found.parts,
-    read=lambda parts, found: from_modelopt(parts, found.kind, found.record(Details).fp8_format),
+    refine=refine,
+    keeps=_keeps,
+    read=_read,
     carries=carries,
     lay_out=lay_out_for_checkpoint,
+    role_name=role_name,
     dialect=Dialect(("modelopt_fp4",), words.scheme, config, file="hf_quant_config", of_file=of_file, **words.SAID),
 )

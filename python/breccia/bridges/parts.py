@@ -151,6 +151,7 @@ class Found:
         layout: of the scales.
         scale_dtype: NumPy name of the scales' dtype.
         zero_dtype: of the zero points', "" for the recipe's own.
+        global_shape: of the global scale, if there is one.
         dtype: header's dtype of a plain tensor.
         details: what else the bridge knows, a frozen record of a class that it declares; see `record`.
         origin: how it is made of the stored tensors.
@@ -166,6 +167,7 @@ class Found:
     layout: Layout | None = None
     scale_dtype: str = "uint8"
     zero_dtype: str = ""
+    global_shape: tuple[int, ...] = ()
     dtype: str = ""
     details: object = None
     origin: Origin = STORED
@@ -200,6 +202,7 @@ class Found:
             self.scale_dtype,
             zero_dtype=self.zero_dtype,
             global_scale="global_scale" in self.parts,
+            global_shape=self.global_shape,
         )
 
 
@@ -212,6 +215,7 @@ def ghost(
     *,
     zero_dtype: str = "",
     global_scale: bool = False,
+    global_shape: tuple[int, ...] = (),
 ) -> ScaledTensor:
     """What casting a tensor of that shape would give, as to shapes and types; the memory is never
     touched, so that its size costs nothing."""
@@ -233,6 +237,6 @@ def ghost(
     own = "float16" if choices(recipe).expanded else "int8" if isinstance(recipe, INT8Scaling) else "uint8"
     second = choices(recipe).has_zero_point or choices(recipe).expanded
     zero_point = np.empty(scale_shape, zero_dtype or own) if second else None
-    level = np.empty((), np.float32) if global_scale else None
+    level = np.empty(global_shape, np.float32) if global_scale else None
     form = cast_form(recipe, shape, "float32")._replace(layout=layout, parts=parts_there(zero_point, level))
     return ScaledTensor._of(form, np.empty(stored, np.uint8), scale, zero_point, level)

@@ -46,6 +46,8 @@ class Readers:
 
     Attributes:
         fused_experts: all experts of a layer in one tensor.
+        turned_experts: (config.json) → whether they load all experts of a layer in one tensor with inputs before
+            outputs, where the model's files have them so.
         single_experts: experts in tensors of their own.
         experts_together: whether they want all experts of a layer in one tensor.
         gates_apart: whether they want the gates of gpt-oss' experts apart from the others, which its makers keep in
@@ -65,6 +67,7 @@ class Readers:
     """
 
     fused_experts: bool = False
+    turned_experts: Callable[[Mapping[str, object]], bool] = lambda model: False
     single_experts: bool = True
     experts_together: bool = False
     gates_apart: bool = False

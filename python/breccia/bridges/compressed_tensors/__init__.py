@@ -7,6 +7,7 @@ Its NVFP4 global scale divides: value = e2m1 · (weight_scale / weight_global_sc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,6 +138,9 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     """`to_compressed_tensors`, each tensor made when it is asked for."""
     match recipe := scaled.recipe:
         case recipes.NVFP4BlockScaling():
+            second = scaled.global_scale
+            if second is not None and math.prod(second.shape) != 1:
+                raise ValueError(f"scaled.global_scale must be one number for {NAME}, got shape {tuple(second.shape)}")
             return {
                 "weight_packed": code_part(scaled),
                 "weight_scale": scale_part(scaled, "F8_E4M3"),
@@ -174,11 +178,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 def _one_divisor(scaled: ScaledTensor) -> Array:
     second = global_scale(scaled, "divisor")
-    if second is None:
-        return np.ones(1, np.float32)
-    if second.size != 1:
-        raise ValueError(f"global_scale must be one number for {NAME}, got {second.shape}: store experts one by one")
-    return second.reshape(1)
+    return np.ones(1, np.float32) if second is None else second.reshape(1)
 
 
 BRIDGE = FileFormat(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from breccia import bridges
 from breccia.bridges.common import float32
-from breccia.bridges.contract import stored_name
 from breccia.bridges.extra_state import ENDING
 from breccia.bridges.parts import Found
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, InputScale
@@ -108,7 +107,7 @@ class Activations:
 
     def _meaning(self, name: str) -> InputScale | None:
         """What the source says by a scale of inputs; None where that is not known."""
-        weight, (module, _, role) = self._layers[name], name.rpartition(".")
+        weight, (module, role) = self._layers[name], _layer_of(name)
         if weight.recipe is None or not is_float(self._scales[name]):
             return None
         if not self.target.bridge.readers.pre_scales and f"{module}.pre_quant_scale" in self.checkpoint.entries:
@@ -132,7 +131,8 @@ class Activations:
             if weight.name in same:
                 written.setdefault(weight.name, []).append(self._as_it_is(name))
                 continue
-            of_inputs = not name.rpartition(".")[2].startswith("output")
+            role = _layer_of(name)[1]
+            of_inputs = not role.startswith("output")
             if of_inputs and self._asked(weight.name.removesuffix(".weight")) == "other":
                 continue  # the scheme says that there is none
             if kept := self._of_outputs(name, quantized.get(weight.name)):
@@ -140,7 +140,7 @@ class Activations:
                 continue
             choice = self._of_inputs(name, quantized.get(weight.name))
             if choice is None:
-                lost[name.rpartition(".")[2]] += 1
+                lost[role] += 1
                 continue
             written.setdefault(weight.name, []).append(choice)
             rescaled += choice.action != "copy" and choice.values != (1.0,)
@@ -178,7 +178,7 @@ class Activations:
             if amax is None:
                 missing.append(module)
             elif new is not None and self.target.bridge.input_scales:
-                stored = self._stored(module, new)
+                stored = self._stored(name, new)
                 number = new.amax / amax if new.divides else amax / new.amax
                 found = Found(stored, "plain", "f32", weight.found.parts, new.shape, dtype="F32")
                 values = (number,) * math.prod(new.shape)
@@ -273,21 +273,21 @@ class Activations:
         new = bridge.input_scale(weight.recipe, {})
         if new is None:
             return None
-        found, (module, _, role) = self._scales[name], name.rpartition(".")
+        found, (module, role), stored = self._scales[name], _layer_of(name), self._stored(weight.found.name, new)
         if INT8_INPUTS in (new.amax, old.amax) and new.amax != old.amax and not self._asked(module):
             return None  # few values of integers, or none, where the source had those of floats
         if (new.amax, new.divides, new.role) == (old.amax, old.divides, role) and weight.found.format == bridge.name:
-            return Choice(found, "copy", {self._stored(module, new): (found.dtype, found.shape)})
+            return Choice(found, "copy", {stored: (found.dtype, found.shape)})
         shape = new.shape if math.prod(found.shape) == 1 else found.shape
         factor = new.amax / old.amax if new.divides else old.amax / new.amax
         action = "multiply" if new.divides == old.divides else "divide"
         if (action, factor, found.dtype, found.shape) == ("multiply", 1.0, "F32", shape):
             action = "copy"
-        return Choice(found, action, {self._stored(module, new): ("F32", shape)}, values=(factor,))
+        return Choice(found, action, {stored: ("F32", shape)}, values=(factor,))
 
-    def _stored(self, module: str, scale: InputScale) -> str:
+    def _stored(self, weight: str, scale: InputScale) -> str:
         """The name of a scale in the target's files."""
-        return stored_name(self._spell(f"{module}.weight"), scale.role)
+        return self.target.bridge.role_name(self._spell(weight), scale.role)
 
     def _of_cache(self, quantized: bool) -> list[Choice]:
         """The scales of the KV cache as the target has them."""
@@ -359,6 +359,13 @@ class Activations:
     def _as_it_is(self, name: str) -> Choice:
         found = self._scales[name]
         return Choice(found, "copy", {name: (found.dtype, found.shape)})
+
+
+def _layer_of(name: str) -> tuple[str, str]:
+    """The module that a scale of activations is of, and its role."""
+    match = OF_LAYERS.fullmatch(name)
+    assert match is not None
+    return match[1], match[2]
 
 
 def _is_number(found: Found) -> bool:

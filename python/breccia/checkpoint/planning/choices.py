@@ -301,7 +301,8 @@ def _without_a_place(found: Found, target: Target) -> str:
     turned = is_turned(found.name, found.shape, target.model)
     if turned and len(found.shape) == 2 and not bridge.readers.turned_weights:
         return f"weights with inputs before outputs have no form in {target.format} that a program loads"
-    if len(found.shape) == 3 and not bridge.readers.fused_experts and (turned or found.name.endswith(".weight")):
+    odd = found.name.endswith(".weight") or (turned and not bridge.readers.turned_experts(target.model))
+    if len(found.shape) == 3 and not bridge.readers.fused_experts and odd:
         return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
     if found.format != "plain" and not bridge.takes(found.name, found.shape):
         return f"{target.format} has no place for it"

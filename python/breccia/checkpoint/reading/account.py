@@ -36,7 +36,8 @@ __all__ = [
 
 # Last parts of the names of tensors that say how a quantized layer's inputs or outputs are quantized.
 OF_LAYERS = re.compile(
-    r"(.+)\.((input|output)_(scale|scale_2|global_scale|zero_point)|activation_scale|scale_input"
+    r"(.+)(?:\.|(?<=experts\.down_proj)_|(?<=experts\.gate_up_proj)_)"
+    r"((input|output)_(scale|scale_2|global_scale|zero_point)|activation_scale|scale_input"
     r"|_weight_act_(per_tensor_scale|quant_(scale|zero_point)))"
 )
 # The names that vLLM reads, and those that ModelOpt, compressed-tensors and Quark write.

@@ -27,6 +27,7 @@ from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
 
 ENDINGS = {
     ".input_scale": ("input", "multiplier"),
+    "_input_scale": ("input", "multiplier"),
     ".k_proj.k_scale": ("k", "multiplier"),
     ".v_proj.v_scale": ("v", "multiplier"),
     ".k_scale": ("k", "multiplier"),
