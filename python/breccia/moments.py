@@ -35,6 +35,7 @@ class Moments:
         block: Σ x.T x of runs of g neighbours, float32 (K / g, g, g) or (E, K / g, g, g); None where not taken.
         full: Σ x.T x, float32 (K, K), symmetric, or (E, K, K); None where not taken.
         amax: the largest |x|, float32 () or (E,); None where not taken.
+        column_amax: the largest |x| of each column, float32 (K,) or (E, K); None where not taken.
 
     Raises:
         TypeError: an array has another dtype.
@@ -46,6 +47,7 @@ class Moments:
     block: np.ndarray[Any, Any] | None = None
     full: np.ndarray[Any, Any] | None = None
     amax: np.ndarray[Any, Any] | None = None
+    column_amax: np.ndarray[Any, Any] | None = None
 
     def __post_init__(self) -> None:
         diag = np.asarray(self.diag)
@@ -57,7 +59,7 @@ class Moments:
             if value.dtype != wanted:
                 raise TypeError(f"{name} must be {np.dtype(wanted).name}, got {value.dtype}")
             shape: tuple[int, ...] = experts
-            if name == "diag":
+            if name in ("diag", "column_amax"):
                 shape = (*experts, columns)
             elif name == "full":
                 shape = (*experts, columns, columns)
@@ -119,15 +121,15 @@ class Moments:
         if unlike := [name for name in both if mine[name].shape != others[name].shape]:
             name = unlike[0]
             raise ValueError(f"{name} must have one shape to be added, got {mine[name].shape} and {others[name].shape}")
-        return Moments(
-            **{name: np.asarray((np.maximum if name == "amax" else np.add)(mine[name], others[name])) for name in both}
-        )
+        added = {name: np.maximum if name.endswith("amax") else np.add for name in both}
+        return Moments(**{name: np.asarray(add(mine[name], others[name])) for name, add in added.items()})
 
 
 def save_moments(
     moments: Mapping[str, Moments], path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write moments to a safetensors file: tensors ``NAME.moments.diag``, ``.count``, ``.block``, ``.full``, ``.amax``.
+    """Write moments to a safetensors file: tensors ``NAME.moments.diag``, ``.count``, ``.block``, ``.full``, ``.amax``
+    and ``.column_amax``.
 
     Args:
         moments: a linear layer's name in its checkpoint, without ``.weight`` → its moments. An object that stands under
@@ -213,7 +215,7 @@ class MomentsFile(Mapping[str, Moments]):
         if own not in self._known:
             try:
                 values = {part: self._file[f"{own}{_INFIX}{part}"] for part in self._parts[own]}
-                for part in ("diag", "amax"):
+                for part in ("diag", "amax", "column_amax"):
                     if part in values and not (np.isfinite(values[part]) & (values[part] >= 0)).all():
                         raise ValueError(f"{part} must be finite and not negative, it is not")
                 self._known[own] = Moments(**values)

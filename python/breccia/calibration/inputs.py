@@ -30,10 +30,12 @@ def linear_layers(model: torch.nn.Module) -> dict[str, int]:
     return widths
 
 
-def tied_layers(model: torch.nn.Module) -> list[str]:
-    """Names of linear layers whose weight is an embedding's: a checkpoint has it once, under the embedding's name."""
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    return [name for name in linear_layers(model) if id(model.get_submodule(name).weight) in tables]
+def tied_layers(model: torch.nn.Module) -> dict[str, str]:
+    """Names of linear layers whose weight is an embedding's, and those embeddings: a checkpoint has the weight once,
+    under the embedding's name."""
+    tables = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, torch.nn.Embedding)}
+    weights = {name: id(model.get_submodule(name).weight) for name in linear_layers(model)}
+    return {name: tables[weight] for name, weight in weights.items() if weight in tables}
 
 
 @contextlib.contextmanager

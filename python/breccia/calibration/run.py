@@ -221,8 +221,7 @@ def run(model: torch.nn.Module, batches: Iterable[Any], options: Options, keep: 
     """See `breccia.calibrate`; ``keep``: leave the state, which the caller removes when it has written the result."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    tied = tied_layers(model)
-    names = [name for name in linear_layers(model) if name not in tied]
+    names = list(linear_layers(model))
     if not names:
         raise ValueError(f"model must have a torch.nn.Linear, {type(model).__name__} has none")
     modes = {module: module.training for module in model.modules()}
@@ -232,7 +231,7 @@ def run(model: torch.nn.Module, batches: Iterable[Any], options: Options, keep: 
     finally:
         for module, training in modes.items():
             module.training = training
-    found = _result(record, names, tied)
+    found = _result(record, names, tied_layers(model))
     if options.state is not None and not keep:
         options.state.unlink(missing_ok=True)
     return found
@@ -263,7 +262,8 @@ def _recorded(model: torch.nn.Module, names: list[str], batches: Iterable[Any], 
     return record
 
 
-def _result(record: Record, names: list[str], tied: list[str]) -> Calibration:
+def _result(record: Record, names: list[str], tied: Mapping[str, str]) -> Calibration:
+    """``tied``: layer → the embedding whose weight it has, under whose name its moments stand."""
     made: dict[str, Moments] = {leader: sums.moments() for leader, sums in record.sums.items()}
     stacks = {name: stack.moments() for name, stack in record.stacks.items()}
     for leader, moments in (made | stacks).items():
@@ -274,9 +274,6 @@ def _result(record: Record, names: list[str], tied: list[str]) -> Calibration:
     if unused := [name for name in names if name not in record.first]:
         why = "not run in the first batch and"
         notes.append(_said(unused, f"layer was {why} has", f"layers were {why} have"))
-    if tied:
-        why = "an embedding's weight and"
-        notes.append(_said(tied, f"layer shares {why} has", f"layers share {why} have"))
     if modules := untouched(fused_experts(record._model), set(stacks)):
         why = "experts in one tensor and"
         notes.append(_said(modules, f"module keeps {why} has", f"modules keep {why} have"))
@@ -292,7 +289,7 @@ def _result(record: Record, names: list[str], tied: list[str]) -> Calibration:
         warnings.warn(f"more data is needed: {notes[-1]}", stacklevel=4)
     levels = {level: sum(m.level == level for m in made.values()) for level in LEVELS}
     report = {"batches": record.batches, "tokens": record.tokens, "inputs": levels, "notes": notes}
-    by_name = {name: made[record.first[name]] for name in names if name in record.first} | stacks
+    by_name = {tied.get(name, name): made[record.first[name]] for name in names if name in record.first} | stacks
     return Calibration(by_name, record.output_amax, report)
 
 

@@ -15,12 +15,12 @@ __all__ = ["StackedSums", "Sums"]
 
 class Sums:
     """Σ x.T x in ``dtype``, or what a level keeps of it (of "block": runs of ``block`` columns), and the largest
-    |x|."""
+    |x| of each column."""
 
     def __init__(self, columns: int, level: str, block: int, dtype: torch.dtype) -> None:
         self.columns, self.level, self.block, self.dtype = columns, level, block, dtype
         self.count = 0
-        shapes: dict[str, tuple[int, ...]] = {"diag": (columns,), "amax": ()}
+        shapes: dict[str, tuple[int, ...]] = {"diag": (columns,), "column_amax": (columns,)}
         if level == "block":
             shapes["block"] = (columns // block, block, block)
         if level == "full":
@@ -35,7 +35,7 @@ class Sums:
         if self._parts["diag"].device != x.device:
             self._parts = {name: part.to(x.device) for name, part in self._parts.items()}
         self.count += len(x)
-        self._parts["amax"] = torch.maximum(self._parts["amax"], x.abs().amax())
+        self._parts["column_amax"] = torch.maximum(self._parts["column_amax"], x.abs().amax(0))
         self._parts["diag"] += x.square().sum(0)
         if self.level == "block":
             runs = x.reshape(len(x), -1, self.block).transpose(0, 1)
@@ -63,6 +63,7 @@ class Sums:
         for name in parts.keys() & {"block", "full"}:
             lower = parts[name].tril(-1).mT
             parts[name].tril_().add_(lower)
+        parts["amax"] = parts["column_amax"].amax()
         arrays = {name: part.numpy() for name, part in parts.items()}
         return Moments(count=np.asarray(self.count, np.int64), **arrays)
 

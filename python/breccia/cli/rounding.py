@@ -36,6 +36,11 @@ def add_rounding(parser: argparse.ArgumentParser) -> None:
         choices=["act", "natural"],
         help="order of columns for gptq; act takes those with the largest inputs first (default: act)",
     )
+    parser.add_argument(
+        "--smooth",
+        action="store_true",
+        help="make inputs easier to quantize, by --moments: factors go into norms and weights, the float model stays",
+    )
     damping = f"damping of gptq, as a share of the mean diagonal (default: {_core.GPTQ_DAMP:g})"
     parser.add_argument("--damp", type=number, metavar="SHARE", help=damping)
 

@@ -52,6 +52,12 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="keep only the K largest logits of each prediction, which saves disk (default: all)",
     )
+    parser.add_argument(
+        "--activations",
+        type=str.lower,
+        metavar="FORMAT",
+        help="round inputs of quantized layers to nvfp4, fp8, mxfp8 or int8; 'file' rounds them as OUT says",
+    )
     parser.add_argument("--dtype", default="float32", help="dtype in which both models run (default: %(default)s)")
     parser.add_argument("--scratch", metavar="DIR", help="folder for temporary files (the reference's logits)")
     add_common(parser)
@@ -95,8 +101,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from breccia.evaluation import evaluate as run
     from breccia.evaluation import render
 
-    options = {
-        name: getattr(args, name) for name in ("tokens", "length", "top_k", "dtype", "device", "trust_remote_code")
-    }
+    names = ("tokens", "length", "top_k", "dtype", "device", "trust_remote_code", "activations")
+    options = {name: getattr(args, name) for name in names}
     report = run(args.reference, args.checkpoint, args.text, folder=args.scratch, progress=progress_of(args), **options)
     return report, render(report)

@@ -28,11 +28,12 @@ def evaluate(
     dtype: str = "float32",
     device: str = "cpu",
     trust_remote_code: bool = False,
+    activations: str | None = None,
     folder: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Compare what two causal language models of transformers predict. One is in memory at a time; the reference's
-    logits are on disk between. Weights are dequantized: formats of activations and of KV caches are not simulated.
+    logits are on disk between. Weights are dequantized; KV caches are not simulated.
 
     Args:
         reference: a model's folder with its tokenizer.
@@ -46,6 +47,8 @@ def evaluate(
         device: where models run, as torch spells it.
         trust_remote_code: run Python files of the reference's folder that config.json asks for; else such a model is
             refused.
+        activations: "nvfp4", "fp8", "mxfp8" or "int8": what inputs of the checkpoint's quantized layers are rounded to,
+            with scales made of them; "file": as the checkpoint says, with its static scales. None: they stay.
         folder: where the logits are kept for the time; None: the system's folder of temporary files.
         progress: draw a line on a terminal.
 
@@ -53,7 +56,8 @@ def evaluate(
         "perplexity" of "reference" and "checkpoint", and "ln_ratio", the logarithm of the quotient; "kld", the
         divergence of the reference from the checkpoint in nats, its "mean", "median" and "p99"; "same_top", the share
         of predictions with the same likeliest token. Each is a "value" with its "error", one standard error by a seeded
-        bootstrap. "bytes" of both, "predictions", "rows", "length", "vocabulary", "top_k". JSON types only.
+        bootstrap. "bytes" of both, "predictions", "rows", "length", "vocabulary", "top_k"; "activations": the "inputs"
+        that were asked for, and how many "layers" have them. JSON types only.
 
     Raises:
         ImportError: torch or transformers is not installed.
@@ -65,6 +69,7 @@ def evaluate(
     from breccia.checkpoint.arguments import count_of, path_of
     from breccia.checkpoint.files.locks import scratch
     from breccia.checkpoint.progress import Progress
+    from breccia.evaluation.inputs import INPUTS, OF_FILE, quantized_inputs
     from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer
     from breccia.evaluation.predictions import compared, kept
     from breccia.evaluation.text import rows_of_text
@@ -74,6 +79,8 @@ def evaluate(
     best = None if top_k is None else count_of(top_k, "top_k")
     if count_of(length, "length") < 2:
         raise ValueError(f"length must be 2 or more, got {length}")
+    if activations not in (None, OF_FILE, *INPUTS):
+        raise ValueError(f"activations must be one of {', '.join((OF_FILE, *INPUTS))}, got {activations!r}")
     source = folder_of(reference, "reference")
     other = path_of(checkpoint, "checkpoint")
     sizes = {"reference": _bytes(source), "checkpoint": _bytes(other)}
@@ -88,7 +95,9 @@ def evaluate(
         ours = kept(model, rows, best, place, line)
         del model
         gc.collect()
-        theirs = compared(load_model(source, dtype, other, device, trust_remote_code), rows, ours, line)
+        model = load_model(source, dtype, other, device, trust_remote_code)
+        with quantized_inputs(model, other, activations) as layers:
+            theirs = compared(model, rows, ours, line)
         loss, vocabulary, used = ours.loss, ours.vocabulary, ours.top_k
         del ours
     line.finish()
@@ -102,6 +111,7 @@ def evaluate(
         "length": length,
         "vocabulary": vocabulary,
         "top_k": used,
+        "activations": {"inputs": activations, "layers": len(layers)},
     }
 
 
@@ -168,6 +178,8 @@ def render(report: dict[str, Any]) -> list[str]:
     share = size["checkpoint"] / size["reference"]
     bound = f", at least: of the {report['top_k']} likeliest" if report["top_k"] else ""
     rows = "1 row" if report["rows"] == 1 else f"{report['rows']} rows"
+    inputs, layers = report["activations"].values()
+    said = [f"inputs          {inputs} of {layers} layers"] if inputs else []
     return [
         f"perplexity      {_spelled(perplexity['checkpoint'])}",
         f"  of reference  {_spelled(perplexity['reference'])}",
@@ -176,6 +188,7 @@ def render(report: dict[str, Any]) -> list[str]:
         f"  median        {_spelled(kld['median'], '.5f')}",
         f"  99 %          {_spelled(kld['p99'], '.5f')}",
         f"same top token  {_spelled(report['same_top'], '.2%')}",
+        *said,
         f"bytes           {size['checkpoint']:,} of {size['reference']:,} ({share:.1%})",
         f"{report['predictions']:,} predictions in {rows} of {report['length']} tokens; ± is one standard error",
     ]

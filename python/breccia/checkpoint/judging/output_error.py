@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from breccia.checkpoint.planning.layer_moments import LayerMoments
+from breccia.checkpoint.planning.layer_moments import LayerMoments, energy
+from breccia.checkpoint.planning.smoothing import moments_of_smoothed
 from breccia.checkpoint.reports import OutputErrorReport
 from breccia.cli.errors import one_line
 from breccia.cli.terminal import wrapped
 
 if TYPE_CHECKING:
+    from breccia.bridges.parts import Found
     from breccia.moments import Moments, MomentsFile
 
-__all__ = ["OutputErrors", "energy", "lines_of", "output_error"]
+__all__ = ["OutputErrors", "lines_of", "output_error"]
 
 _ROWS = 1024  # of a weight that are in memory in double precision
 
@@ -47,21 +49,6 @@ def _error(reference: Any, tensor: Any, of: Callable[[int | None], Moments]) -> 
     return math.sqrt(max(wrong, 0.0) / right) if right > 0 else math.nan
 
 
-def energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
-    """tr RHRᵀ of rows R (N, K), with products in their type. Raises ValueError where the moments are not finite."""
-    if moments.full is not None:
-        product = rows @ moments.full.astype(rows.dtype, copy=False)
-    elif moments.block is not None:
-        runs = rows.reshape(len(rows), *moments.block.shape[:2]).transpose(1, 0, 2)
-        rows, product = runs, runs @ moments.block.astype(rows.dtype, copy=False)
-    else:
-        product = rows * moments.diag.astype(rows.dtype, copy=False)
-    result = float(np.sum(product * rows, dtype=np.float64))
-    if not math.isfinite(result) and not all(np.isfinite(part).all() for part in moments.arrays().values()):
-        raise ValueError("moments must be finite, they hold NaN or infinity")
-    return result
-
-
 class OutputErrors:
     """Output errors of the tensors of a checkpoint that have moments: of a mapping of layers' names, or a file of
     them."""
@@ -75,15 +62,16 @@ class OutputErrors:
         self._moments, self._layers = moments, LayerMoments(moments, what="moments")
         self.found: dict[str, float] = {}
 
-    def add(self, name: str, shape: Sequence[int], reference: Any, tensor: Any) -> None:
+    def add(self, weight: Found, reference: Any, tensor: Any) -> None:
         """Measure one weight, of functions that give the values of both, if there are moments of it; those of experts
         in any form, see `LayerMoments`. Raises ValueError where its moments are of another shape."""
+        name, shape = weight.name, weight.shape
         first = 0 if len(shape) == 3 else None
 
         def of(expert: int | None) -> Moments:
             found = self._layers.of(name, shape, expert)
             assert found is not None
-            return found
+            return moments_of_smoothed(found, weight)
 
         if self._layers.of(name, shape, first) is not None:
             self.found[name] = _error(reference(), tensor(), of)

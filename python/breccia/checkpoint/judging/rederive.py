@@ -22,7 +22,6 @@ from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing import manifest
 from breccia.checkpoint.writing.convert import Job
 from breccia.checkpoint.writing.work import Work
-from breccia.schemes import ModelScheme
 
 __all__ = ["rederive", "render", "statement"]
 
@@ -59,10 +58,7 @@ def rederive(
         raise ValueError(f"{out} must have {manifest.place_of(out).name} to be made again, which convert writes")
     if "options" not in said:
         raise ValueError(f"{out} must be a conversion to be made again, it is of {said.get('to')}")
-    options: dict[str, Any] = dict(said["options"]) | _files(said.get("data", {}), data)
-    if "scheme" in options:
-        options["scheme"] = ModelScheme.from_toml(options["scheme"])
-    request = Request(str(said.get("to")), **options)
+    request = Request.again(said, _files(said.get("data", {}), data))
     notes = [f"made by breccia {said['breccia']}, this is {__version__}"] if said["breccia"] != __version__ else []
     notes += [str(said["repeatable"])] if "repeatable" in said else []
     with request.opened(base, request.target()) as (checkpoint, target):

@@ -18,10 +18,12 @@ from breccia.bridges.parts import Found
 from breccia.checkpoint.judging.bounds import FLOATS_DB, bits_of, least
 from breccia.checkpoint.judging.output_error import OutputErrors
 from breccia.checkpoint.judging.survival import Survival
+from breccia.checkpoint.planning.plan import Planner
+from breccia.checkpoint.planning.request import Request
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, Unmarked, is_float
 from breccia.checkpoint.reports import VerifyReport
-from breccia.checkpoint.writing.manifest import Written
+from breccia.checkpoint.writing.manifest import Written, read
 from breccia.gguf.rope import ROPE_TENSORS
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import differences, modules_of
@@ -221,6 +223,7 @@ def verify(
     results, failed, missing = [], [], []
     merged = None if adapter is None else Survival(adapter, first)
     outputs = None if moments is None else OutputErrors(moments)
+    smoothed = _smoothed(first, second, moments)
     line = Progress(sum(first.nbytes(found) for found in first.found), progress)
     for found in first.found:
         line.add(first.nbytes(found))
@@ -234,7 +237,9 @@ def verify(
             plain = found.format == other.format == "plain"
             same = plain and first.raw(found).tobytes() == second.raw(other).tobytes()
         else:
-            results.append(_compared(first, found, second, other, min_sqnr_db, merged, outputs))
+            results.append(
+                _compared(first, smoothed.get(found.name, found), second, other, min_sqnr_db, merged, outputs)
+            )
             same = results[-1].ok
         if wrong := written.differing(other):
             damaged[found.name] = wrong
@@ -278,6 +283,22 @@ def verify(
     return report
 
 
+def _smoothed(first: Checkpoint, second: Checkpoint, moments: Any) -> dict[str, Found]:
+    """The reference's tensors as `convert --smooth` made them before it quantized, where its manifest says so. Raises
+    ValueError where the moments that it was given are not there."""
+    said = read(second.path) or {}
+    if not said.get("options", {}).get("smooth"):
+        return {}
+    if not isinstance(moments, (str, os.PathLike)):
+        file = said["data"]["moments"]["file"]
+        raise ValueError(
+            f"moments must be given for {second.path}: it was smoothed by those of {file} (--moments FILE)"
+        )
+    request = Request.again(said, dict.fromkeys(said["data"], moments))
+    target = request.with_data(request.target(), first)
+    return {one.found.name: one.found for one in Planner(first, target).plan(second.path, True).choices}
+
+
 def _scheme_differences(first: Checkpoint, second: Checkpoint) -> list[str]:
     """What programs do with inputs and KV caches of one and not of the other."""
     try:
@@ -304,7 +325,7 @@ def _compared(
         reference = merged.add(a, reference, tensor)
     difference = compare(a.name, reference, tensor, bound_db)
     if outputs is not None:
-        outputs.add(a.name, a.shape, lambda: values(reference), lambda: values(tensor))
+        outputs.add(a, lambda: values(reference), lambda: values(tensor))
     first.release(a)
     second.release(b)
     return difference

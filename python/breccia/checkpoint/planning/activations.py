@@ -18,6 +18,7 @@ from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, InputScale
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import fused
+from breccia.checkpoint.planning.smoothing import Smoothing
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.account import OF_CACHE, OF_LAYERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
@@ -48,6 +49,7 @@ class Activations:
         outputs: module → its static scale of outputs, which is kept, once `choices` knows.
         made_of_amax: whether a scale of inputs is made of a file of moments, once `choices` knows.
         cache: what the target says of the KV cache, of which scales are written where the source has such.
+        smoothings: of inputs that are smoothed, by the module that reads them.
         notes: what is left out, and what is another number, once `choices` knows.
     """
 
@@ -55,6 +57,7 @@ class Activations:
         self.checkpoint, self.target = checkpoint, target
         self.cache: KVCache | None = None
         self.made_of_amax, self.notes = False, list[str]()
+        self.smoothings: Mapping[str, Smoothing] = {}
         self._spell: Callable[[str], str] = str
         self.outputs: dict[str, Choice] = {}
         weights = {one.name: one for one in found if one.format != "plain"}
@@ -103,7 +106,10 @@ class Activations:
 
     def _of_file(self, module: str) -> float | None:
         asked = self.target.asked
-        return None if asked is None or asked.amax is None else asked.amax.of(module)
+        if asked is None or asked.amax is None:
+            return None
+        smoothing = self.smoothings.get(module)
+        return asked.amax.of(module, None if smoothing is None else smoothing.columns)
 
     def _meaning(self, name: str) -> InputScale | None:
         """What the source says by a scale of inputs; None where that is not known."""

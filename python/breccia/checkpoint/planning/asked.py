@@ -42,6 +42,7 @@ class Amax(DataFile):
         super().__init__(path, "amax")
         with load_moments(self.path) as file:
             every = {name: np.array(one.amax) for name, one in file.items() if one.amax is not None}
+            self._columns = {name: np.array(one.column_amax) for name, one in file.items()}
         self._amax = {name: float(np.max(amax, initial=0)) for name, amax in every.items()}
         self._stacks = {name: amax for name, amax in every.items() if amax.ndim == 1}
         self._experts: dict[tuple[str, str], float] = {}
@@ -50,9 +51,15 @@ class Amax(DataFile):
                 key = match[1], match[3]
                 self._experts[key] = max(amax, self._experts.get(key, 0.0))
 
-    def of(self, module: str) -> float | None:
+    def of(self, module: str, factor: Any = None) -> float | None:
         """The largest magnitude of a layer's inputs, of the layer or of the parameter that all experts share; that of
-        all experts for one that the text never chose. A number above 0; None where the file has none."""
+        all experts for one that the text never chose. A number above 0; None where the file has none. With a factor for
+        each column that of inputs times it: ValueError where the file has no magnitudes of columns."""
+        if factor is not None:
+            columns = self._columns.get(module)
+            if columns is None or columns.shape != factor.shape:
+                raise ValueError(f"amax must have magnitudes of the columns of {module} for smooth: calibrate it again")
+            return float(np.max(columns * factor)) or None
         amax = self._amax.get(module, 0.0)
         if amax == 0 and (match := _EXPERT.fullmatch(module)):
             amax = self._experts.get((match[1], match[3]), 0.0) or self._of_stack(match)

@@ -21,10 +21,9 @@ from breccia.bridges.parts import Found
 from breccia.bridges.readers import fused_layer
 from breccia.checkpoint.arguments import count_of
 from breccia.checkpoint.files.dtypes import nbytes_of
-from breccia.checkpoint.judging.output_error import energy
 from breccia.checkpoint.planning.choices import QUANTIZED, choose, wanted
 from breccia.checkpoint.planning.importance import Importance
-from breccia.checkpoint.planning.layer_moments import experts_of
+from breccia.checkpoint.planning.layer_moments import energy, experts_of
 from breccia.checkpoint.planning.targets import Target, parse_target
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, is_float

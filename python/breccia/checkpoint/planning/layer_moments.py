@@ -4,6 +4,7 @@ by one or all of a layer together."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from breccia.checkpoint.reading.models import other_names
 from breccia.gguf.models import ModelMap
 from breccia.moments import Moments
 
-__all__ = ["LayerMoments", "experts_of", "smoothed"]
+__all__ = ["LayerMoments", "energy", "experts_of", "smoothed"]
 
 _ONE = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<kind>gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)?")
 _ALL = re.compile(r"(?P<block>.*)\.(switch_mlp|experts)\.(?P<kind>gate_proj|up_proj|down_proj|gate_up_proj)(\.weight)?")
@@ -171,6 +172,21 @@ def smoothed(own: Moments, pool: Moments) -> Moments:
     both = [part for part in ("diag", "block", "full") if part in mine and part in others]
     parts: dict[str, Any] = {part: mine[part] + share * others[part] for part in both}
     return Moments(count=np.asarray(int(own.count) + rows, np.int64), **parts)
+
+
+def energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
+    """tr RHRᵀ of rows R (N, K), with products in their type. Raises ValueError where the moments are not finite."""
+    if moments.full is not None:
+        product = rows @ moments.full.astype(rows.dtype, copy=False)
+    elif moments.block is not None:
+        runs = rows.reshape(len(rows), *moments.block.shape[:2]).transpose(1, 0, 2)
+        rows, product = runs, runs @ moments.block.astype(rows.dtype, copy=False)
+    else:
+        product = rows * moments.diag.astype(rows.dtype, copy=False)
+    result = float(np.sum(product * rows, dtype=np.float64))
+    if not math.isfinite(result) and not all(np.isfinite(part).all() for part in moments.arrays().values()):
+        raise ValueError("moments must be finite, they hold NaN or infinity")
+    return result
 
 
 def _kind(match: re.Match[str]) -> str:

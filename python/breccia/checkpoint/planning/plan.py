@@ -26,6 +26,7 @@ from breccia.checkpoint.planning.remarks import Remark, some
 from breccia.checkpoint.planning.rotations import KEYS, rotations_of
 from breccia.checkpoint.planning.rounding import rounding_notes
 from breccia.checkpoint.planning.shared_scales import share
+from breccia.checkpoint.planning.smoothing import smoothings
 from breccia.checkpoint.planning.targets import NO_KIND, Target
 from breccia.checkpoint.reading.account import STRAY, STRAYS, Account, check_all_is_read, fates, keys_of
 from breccia.checkpoint.reading.experts import gathered
@@ -264,6 +265,12 @@ class Planner:
         if (self._folds and self._factors) or branches:
             found = [self.checkpoint.folded(one, self._folds) for one in found]
             self._note_folded(found)
+        if self.target.smooth:
+            made, said = smoothings(self.checkpoint, found, self.target, lambda one: self._choose(one, self.target))
+            self.notes += said
+            for place in made:
+                found = [place.folded(one) for one in found]
+            self.activations.smoothings = {f"{one.at}{r}": one for one in made for r in one.place.readers}
         return gathered(found, self.target)
 
     def _refined(self, found: list[Found]) -> list[Found]:
@@ -285,7 +292,9 @@ class Planner:
             target = target.of(found)
             if found.name in self._kept:  # a matrix, of no layer
                 return choose(found, dataclasses.replace(target, kind=NO_KIND))
-            return self._as_stored(found, target) or choose(upright(found, target), target)
+            choice = self._as_stored(found, target) or choose(upright(found, target), target)
+            made = choice.action == "copy" and found.origin.rotations  # of other numbers than the source's
+            return dataclasses.replace(choice, action="float") if made else choice
 
     def _check_patterns(self, found: list[Found]) -> None:
         check_effects(found, self.target, self._choose)

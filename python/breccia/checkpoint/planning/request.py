@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from breccia.schemes.value import ModelScheme, Rule
 __all__ = ["Options", "Request"]
 
 Method: TypeAlias = Literal["nearest", "gptq"]
-_MANIFEST = ("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp")
+_MANIFEST = ("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp", "smooth")
 
 
 class Options(TypedDict, total=False):
@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     method: Method
     order: Order | None
     damp: float | None
+    smooth: bool
     unmarked: Unmarked | None
 
 
@@ -74,6 +75,7 @@ class Request:
     method: Method = "nearest"
     order: Order | None = None
     damp: float | None = None
+    smooth: bool = False
     unmarked: Unmarked | None = None
 
     def __post_init__(self) -> None:
@@ -88,6 +90,10 @@ class Request:
     def _check_rounding(self) -> None:
         if self.imatrix is not None and self.moments is not None:
             raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
+        if not isinstance(self.smooth, bool):
+            raise TypeError(f"smooth must be True or False, got {self.smooth!r}")
+        if self.smooth and self.moments is None:
+            raise ValueError("moments must be given for smooth: calibrate makes a file of them")
         if self.method not in get_args(Method):
             raise ValueError(f"method must be 'nearest' or 'gptq', got {self.method!r}")
         if self.method == "nearest":
@@ -111,12 +117,20 @@ class Request:
         """What is asked by a scheme or its like; None: nothing."""
         return asked_of(self.scheme, self.rules, self.kv, self.activations, self.amax)
 
+    @classmethod
+    def again(cls, said: Mapping[str, Any], files: Mapping[str, Any]) -> Request:
+        """What a manifest says that was asked for, with files of data by the options that name them."""
+        options = {**said["options"], **files}
+        if "scheme" in options:
+            options["scheme"] = ModelScheme.from_toml(options["scheme"])
+        return cls(str(said.get("to")), **options)
+
     def said(self) -> dict[str, Any]:
         """What `convert` was given beside the target's name and files of data, of JSON types."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _MANIFEST}
         if self.asked is not None:
             given |= {"scheme": self.asked.scheme.to_toml(), "activations": self.asked.activations}
-        kept = {name: value for name, value in given.items() if value not in (None, "", (), "nearest")}
+        kept = {name: value for name, value in given.items() if value not in (None, "", (), "nearest", False)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
 
     def target(self, device: Device = Device()) -> Target:  # noqa: B008
@@ -140,14 +154,14 @@ class Request:
         """The source, and the target with the data that weights are rounded by, for a while. Raises ValueError where
         the source, or a file of data, is not valid."""
         with Checkpoint(source, mapped=False, unmarked=self.unmarked) as checkpoint:
-            target = self._with_data(target, checkpoint)
+            target = self.with_data(target, checkpoint)
             try:
                 yield checkpoint, target
             finally:
                 if target.importance is not None:
                     target.importance.close()
 
-    def _with_data(self, target: Target, checkpoint: Checkpoint) -> Target:
+    def with_data(self, target: Target, checkpoint: Checkpoint) -> Target:
         """A target with the file of data, which is looked up by the names of the source, and the method."""
         argument = "imatrix" if self.imatrix is not None else "moments"
         path = getattr(self, argument)
@@ -159,4 +173,4 @@ class Request:
         feedback = None
         if self.method != "nearest":
             feedback = Feedback(self.order or "act", _core.GPTQ_DAMP if self.damp is None else float(self.damp))
-        return dataclasses.replace(target, importance=importance, feedback=feedback)
+        return dataclasses.replace(target, importance=importance, feedback=feedback, smooth=self.smooth)

@@ -52,7 +52,7 @@ class Target:
     ``together`` has a module for each of those that are written as one, by the name of this one. ``products`` says how
     the graph of the output multiplies by tensors, see `Place`. ``feedback`` is given where weights are rounded by GPTQ.
     ``bare`` says that the format was named without a recipe, ``options`` are for recipes of rules. ``alone`` is
-    what is left alone of the model. ``device`` rounds weights.
+    what is left alone of the model. ``device`` rounds weights. ``smooth`` says that inputs are smoothed.
     """
 
     spelled: str
@@ -73,6 +73,7 @@ class Target:
     group_size: int | str | None = None
     importance: Importance | None = None
     feedback: Feedback | None = None
+    smooth: bool = False
     asked: Asked | None = None
     named: bool = False
     bare: bool = False

@@ -72,6 +72,7 @@ def convert(
     method: Method = "nearest",
     order: Order | None = None,
     damp: float | None = None,
+    smooth: bool = False,
     device: str = "cpu",
     progress: bool = False,
     threads: int | None = None,
@@ -108,6 +109,8 @@ def convert(
             is then in memory a few times in float32, and its moments of K columns little more than once.
         order: of "gptq": "act" (the default), columns by falling diagonal of the moments, or "natural".
         damp: of "gptq": what is added to the diagonal, in its mean; 0.02 by default.
+        smooth: by ``moments``, multiply the inputs of layers in what gives them (norms, v_proj, up_proj) and divide the
+            columns of what reads them: inputs are easier to quantize, the float model is the same; see docs/quality.md.
         device: where weights are rounded: "cpu", or "cuda", "cuda:N" by torch. Bytes are the same, but for those of
             "gptq", of which codes differ beside ties alone; scales by ``imatrix`` and ``moments`` are searched, and
             kinds of GGUF that fit scales and codes together are encoded, on the CPU. Work that was begun on one device

@@ -20,6 +20,7 @@ from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.rounding import why_nearest
 from breccia.checkpoint.planning.shared_scales import Cast, cast_shared
+from breccia.checkpoint.planning.smoothing import of_smoothed
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import PIECE
@@ -178,7 +179,8 @@ def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
 
 
 def _importance(target: Target, found: Found) -> Array | None:
-    return None if target.importance is None else target.importance.of_found(found)
+    diagonal = None if target.importance is None else target.importance.of_found(found)
+    return diagonal if diagonal is None else of_smoothed(diagonal, found)
 
 
 def cast_for(

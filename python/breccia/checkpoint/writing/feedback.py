@@ -15,12 +15,12 @@ from breccia.bridges.common import float32
 from breccia.bridges.contract import Kind
 from breccia.calibration.error_feedback import GptqReport, gptq_encoded
 from breccia.checkpoint.device import Device
-from breccia.checkpoint.judging.output_error import energy
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.importance import Importance
-from breccia.checkpoint.planning.layer_moments import smoothed
+from breccia.checkpoint.planning.layer_moments import energy, smoothed
 from breccia.checkpoint.planning.rounding import FEWEST
 from breccia.checkpoint.planning.shared_scales import Cast, amax_of
+from breccia.checkpoint.planning.smoothing import moments_of_smoothed
 from breccia.checkpoint.planning.targets import Feedback, Target
 from breccia.moments import Moments
 from breccia.recipes import ScalingRecipe, choices
@@ -82,6 +82,7 @@ class _Layer:
         """Of a matrix, and these with what few tokens lean on."""
         own = self.importance.moments(self.found, expert)
         assert own is not None
+        own = moments_of_smoothed(own, self.found)
         self.rare += self.pool is not None and bool(own.count < FEWEST * own.columns)
         return own, own if self.pool is None else smoothed(own, self.pool)
 
