@@ -118,6 +118,59 @@ def test_a_few_logits_bound_the_divergence_from_below(llama, tmp_path):
     assert values[2] == pytest.approx(values[3], rel=1e-3)
 
 
+@pytest.mark.parametrize("inputs", ["file", "nvfp4", "fp8", "mxfp8", "int8"])
+def test_inputs_are_quantized_on_the_way(llama, tmp_path, inputs):
+    """As a file says, with its static scale, or in a format with scales made of them: against casts by hand."""
+    batch = {"input_ids": torch.from_numpy(rows_of(llama))}
+    found = breccia.calibrate(random_model("Llama", {}).float(), 3 * [batch])
+    found.save(tmp_path / "m.safetensors")
+    static = {"activations": "local", "amax": tmp_path / "m.safetensors"} if inputs == "file" else {}
+    convert(llama / "model", tmp_path / "out", "compressed-tensors:nvfp4", **static)
+    options = {"length": 50, "tokens": 100, "activations": inputs}
+    report = breccia.evaluation.evaluate(llama / "model", tmp_path / "out", texts(llama), **options)
+    assert report["activations"] == {"inputs": inputs, "layers": 14}
+    assert f"inputs          {inputs} of 14 layers" in breccia.evaluation.render(report)
+    floats, raw = breccia.load(tmp_path / "out"), breccia.checkpoint.SafetensorsFile(tmp_path / "out/model.safetensors")
+    model = transformers().AutoModelForCausalLM.from_pretrained(llama / "model", dtype=torch.float32).eval()
+    rows = rows_of(llama)[:2]
+    with torch.no_grad():
+        ours = model(torch.from_numpy(rows)).logits[:, :-1].double().log_softmax(-1)
+
+    def hook(name, recipe):
+        scale = f"{name}.input_global_scale"
+        amax = {"amax": 2688 / float(raw[scale].reshape(-1)[0])} if inputs == "file" else {}
+
+        def rounded(_, args):  # rows of one text, as they are evaluated
+            each = [breccia.cast(x.numpy(), recipe, **amax).numpy() for x in args[0]]
+            return (torch.from_numpy(np.stack(each)),)
+
+        return rounded
+
+    recipe = {"file": "nvfp4", "fp8": breccia.Float8CurrentScaling(granularity="row")}.get(inputs, inputs)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.weight.data = torch.from_numpy(floats[f"{name}.weight"].numpy())
+            module.register_forward_pre_hook(hook(name, recipe))
+    with torch.no_grad():
+        theirs = torch.cat([model(torch.from_numpy(row[None])).logits[:, :-1] for row in rows]).double().log_softmax(-1)
+    kld = float((ours.exp() * (ours - theirs)).sum(-1).mean())
+    assert report["kld"]["mean"]["value"] == pytest.approx(kld, rel=1e-3)
+    plain = breccia.evaluation.evaluate(llama / "model", tmp_path / "out", texts(llama), length=50, tokens=100)
+    assert plain["activations"] == {"inputs": None, "layers": 0}
+    assert plain["kld"]["mean"]["value"] != pytest.approx(kld, rel=1e-4)
+
+
+def test_inputs_of_a_float_model_are_those_that_convert_would_quantize(llama, tmp_path):
+    evaluate, text = breccia.evaluation.evaluate, texts(llama)
+    report = evaluate(llama / "model", llama / "model", text, length=50, tokens=50, activations="nvfp4")
+    assert report["activations"]["layers"] == 14 and report["kld"]["mean"]["value"] > 0
+    convert(llama / "model", tmp_path / "out", "nvfp4")
+    with pytest.raises(ValueError, match="out does not say that inputs are quantized"):
+        evaluate(llama / "model", tmp_path / "out", text, length=50, activations="file")
+    with pytest.raises(ValueError, match="activations must be one of file, nvfp4, fp8, mxfp8, int8, got 'int3'"):
+        evaluate(llama / "model", tmp_path / "out", text, length=50, activations="int3")
+
+
 def test_a_full_disk_is_an_error_before_a_model_runs(llama, tmp_path, monkeypatch):
     """And no signal at a page of the mapped file, which ends the process and leaves the folder."""
 
