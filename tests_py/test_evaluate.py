@@ -272,7 +272,8 @@ def test_figures_of_a_broken_model_fit_the_screen():
     kld = dict.fromkeys(("mean", "median", "p99"), whole)
     report = {"perplexity": {"checkpoint": broken, "reference": whole, "ln_ratio": whole}, "kld": kld}
     report |= {"bytes": {"checkpoint": 1, "reference": 2}, "same_top": {"value": 0.5, "error": 0.01}}
-    lines = breccia.evaluation.render(report | {"top_k": None, "predictions": 10, "rows": 1, "length": 11})
+    report |= {"activations": {"inputs": None, "layers": 0}, "top_k": None, "predictions": 10}
+    lines = breccia.evaluation.render(report | {"rows": 1, "length": 11})
     assert lines[0] == "perplexity      2.7572e+08 ± 1.5383e+08"
     assert lines[1] == "  of reference  23.4568 ± unknown"
 

@@ -178,8 +178,8 @@ def render(report: dict[str, Any]) -> list[str]:
     share = size["checkpoint"] / size["reference"]
     bound = f", at least: of the {report['top_k']} likeliest" if report["top_k"] else ""
     rows = "1 row" if report["rows"] == 1 else f"{report['rows']} rows"
-    inputs, layers = report["activations"].values()
-    said = [f"inputs          {inputs} of {layers} layers"] if inputs else []
+    inputs = report["activations"]
+    said = [f"inputs          {inputs['inputs']} of {inputs['layers']} layers"] if inputs["inputs"] else []
     return [
         f"perplexity      {_spelled(perplexity['checkpoint'])}",
         f"  of reference  {_spelled(perplexity['reference'])}",
