@@ -10,13 +10,13 @@ States are immutable: each function returns a new one. They work with arrays of 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from breccia import formats, frameworks
-from breccia.kernels.whole_array.namespace import FLOAT32_MAX
 from breccia.recipes import DelayedScaling
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.inputs import refuse_mask
@@ -90,10 +90,11 @@ def update(state: AmaxHistory, recipe: DelayedScaling, algorithm: str = "max") -
     if algorithm not in ("max", "most_recent"):
         raise ValueError(f"algorithm must be 'max' or 'most_recent', got {algorithm!r}")
     xp = frameworks.of(_history(state).amax).namespace
-    largest = xp.constant(FLOAT32_MAX, "float32", state.amax)
+    largest = xp.constant(3.4028234663852886e38, "float32", state.amax)  # float32's; torch.compile leaves names open
     amax = state.amax.max() if algorithm == "max" else state.amax[0]
     reach = xp.constant(formats.finfo(_checked(recipe).element).max, "float32", state.amax)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    warns = isinstance(amax, (np.ndarray, np.generic))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore") if warns else contextlib.nullcontext():
         scale = xp.minimum(
             xp.divide(xp.divide(reach, amax), xp.constant(2.0**recipe.margin, "float32", reach)), largest
         )

@@ -70,6 +70,9 @@ def _finfo(fmt: str) -> FormatInfo:
     return FormatInfo(**_core.format_info(fmt))
 
 
+finfo._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile cannot trace the core's functions
+
+
 def encode(x: Any, fmt: str) -> NDArray[np.uint8]:
     """Codes of the values nearest to ``x``, ties to even, in the shape of ``x``.
 

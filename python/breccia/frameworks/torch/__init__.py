@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from breccia import _core
+from breccia import _core, formats
 from breccia.frameworks import numpy
 from breccia.frameworks.torch import direct, gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
 from breccia.frameworks.torch.direct import EXACT_TYPES, check_tangents, check_transforms, is_plain, needs_grad
@@ -34,7 +34,6 @@ from breccia.frameworks.torch.tensors import (
 )
 from breccia.frameworks.torch.weights import LinearWeight
 from breccia.kernels import whole_array
-from breccia.kernels.whole_array.spec import Element
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor, data_of
 from breccia.value.inputs import check_float32
@@ -182,14 +181,14 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
     if is_plain(x):
         return cast_here(x, recipe, factor=float(factor), **options.core_arguments)
     values = x.detach().float()
-    element = Element.of(recipe.element)
+    largest = formats.finfo(recipe.element).max
     factor = torch.as_tensor(factor, dtype=torch.float32, device=x.device)
-    dtype = data_dtype(element.name)
+    dtype = data_dtype(recipe.element)
     if options.is_default and dtype != torch.uint8:  # torch's own conversion rounds as the core's does
-        data = (values * factor).clamp(-element.max, element.max).to(dtype)
+        data = (values * factor).clamp(-largest, largest).to(dtype)
     else:
         data = whole_array.cast_scaled(namespace, values, recipe, factor, options).view(dtype)
-    return parts_to_tensor([data, 1 / factor], x.shape, recipe, dtype_name(x))
+    return parts_to_tensor([data.contiguous(), 1 / factor], x.shape, recipe, dtype_name(x))
 
 
 def silu_mul(gate: Any, up: Any, recipe: ScalingRecipe) -> ScaledTensor:

@@ -80,19 +80,26 @@ class Spec:
     expanded: bool  # groups have exponents
     multiply: bool  # whether codes are made by multiplying with the factor, or by dividing
 
-    @classmethod
-    @functools.cache
-    def of(cls, recipe: ScalingRecipe) -> Spec:
-        core, chosen = _spec(recipe), recipes.choices(recipe)
-        rule = _RULES.get(chosen.rule, chosen.rule)
-        return cls(
-            element=Element.of(core.element),
-            rule=rule,
-            scale={"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}.get(chosen.scale, chosen.scale),
-            search=chosen.searches,
-            two_level=chosen.two_level,
-            global_divides=core.global_divides,
-            margin=2.0 ** max(-126, min(126, chosen.margin)),
-            expanded=chosen.rule == "expanded",
-            multiply=rule not in ("divide", "asymmetric"),
-        )
+    @staticmethod
+    def of(recipe: ScalingRecipe) -> Spec:
+        return _spec_of(recipe)
+
+
+Spec.of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile cannot trace the core's functions
+
+
+@functools.cache
+def _spec_of(recipe: ScalingRecipe) -> Spec:
+    core, chosen = _spec(recipe), recipes.choices(recipe)
+    rule = _RULES.get(chosen.rule, chosen.rule)
+    return Spec(
+        element=Element.of(core.element),
+        rule=rule,
+        scale={"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}.get(chosen.scale, chosen.scale),
+        search=chosen.searches,
+        two_level=chosen.two_level,
+        global_divides=core.global_divides,
+        margin=2.0 ** max(-126, min(126, chosen.margin)),
+        expanded=chosen.rule == "expanded",
+        multiply=rule not in ("divide", "asymmetric"),
+    )
