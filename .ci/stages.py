@@ -136,6 +136,7 @@ STAGES = (
             "examples/rust/",
             "tests_cpp/consumer/",
             "docs/cpp.md",
+            "docs/how-to/link-from-cpp.md",
         ),
         one_processor=True,
         leaves=("build/examples",),

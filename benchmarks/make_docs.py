@@ -18,7 +18,7 @@ from pathlib import Path
 
 import measure
 from comparison import report
-from documents import accuracy, clients, kernels, pictures, quality, speed, stages, training
+from documents import accuracy, clients, front, kernels, overview, pictures, quality, speed, stages, training
 from documents.markdown import load
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,6 @@ TABLES = {
     "recipes": accuracy.recipes,
     "accuracy": accuracy.every_recipe,
     "accuracy of small values": accuracy.small_values,
-    "special values": accuracy.specials,
     "sentences": accuracy.sentences,
     "cpu": speed.cpu_summary,
     "cast options": speed.cast_options,
@@ -45,7 +44,6 @@ TABLES = {
     "gpu experts": speed.gpu_experts,
     "gpu moe": speed.gpu_moe,
     "gpu peers": speed.gpu_peers,
-    "gpu fused": speed.gpu_fused,
     "distributed": speed.distributed,
     "training step": speed.training_step,
     "frameworks": speed.frameworks,
@@ -60,19 +58,18 @@ TABLES = {
     "import time": speed.import_time,
     "gguf speed": speed.gguf_speed,
     "model size": speed.model_size,
-    "short": speed.short,
+    "front": front.front,
     "training, draw": training.draw,
-    "training, classify": training.classify,
     "lora step": training.lora_step,
     "lora gpu": training.lora_gpu,
     "lora merge": training.lora_merge,
     "stages": stages.stages,
     "kernels": kernels.rules,
     "quality": quality.ways,
-    "quality, targets": quality.targets,
     "quality, what does not help": quality.not_helping,
 }
 FILES = {
+    "docs/images/overview.svg": overview.overview,
     "docs/images/accuracy.svg": pictures.accuracy,
     "docs/images/gpu.svg": pictures.gpu,
     "docs/images/quality.svg": quality.bits_and_kld,
@@ -81,6 +78,7 @@ FILES = {
     "benchmarks/results/cpu_avx2.md": lambda: report.markdown(load("cpu_avx2")),
     "benchmarks/results/cpu_avx512.md": lambda: report.markdown(load("cpu_avx512")),
     "benchmarks/results/gpu.md": speed.gpu_full,
+    "benchmarks/results/special_values.md": accuracy.specials,
 }
 BLOCK = re.compile(r"(<!-- table: (?P<name>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What zeros, subnormals, outliers, infinities, NaN and -0.0 become under every family of recipes.
 
-    python benchmarks/special_values.py                # Markdown, as in docs/codecs.md
+    python benchmarks/special_values.py                # Markdown, as in benchmarks/results/special_values.md
     python benchmarks/special_values.py --json FILE
 
 The first block of a row is 1, 0.5, -0.25, 0.125, 1, 0.5 ... with the special value for its fourth element;

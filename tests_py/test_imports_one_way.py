@@ -16,8 +16,8 @@ from archive import needs_documents
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "python/breccia"
 
-# From the lowest to the highest, as docs/architecture.md has them. A name stands for a module and what is inside of it,
-# unless a longer one does; a package and "=" for its own file alone.
+# From the lowest to the highest, as docs/design/architecture.md has them. A name stands for a module and what is inside
+# of it, unless a longer one does; a package and "=" for its own file alone.
 LAYERS = {
     "facts": (
         "_core _moved _version layouts recipes recipe_names formats peers "
@@ -155,7 +155,7 @@ def test_every_layer_is_of_modules_that_exist():
 
 @needs_documents
 def test_the_architecture_page_has_the_layers():
-    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/design/architecture.md").read_text(encoding="utf-8")
     table = page.split("## Layers")[1].split("\n## ")[0]
     said = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][1:]
     assert said == list(LAYERS)

@@ -170,16 +170,19 @@ def test_a_digest_is_of_names_and_bytes(tmp_path: Path, monkeypatch: Any) -> Non
     assert measure.digest("a/") in seen
 
 
-def test_readme_shows_what_is_recorded_and_begins_with_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from documents import speed
+def test_readme_shows_what_is_recorded_beside_the_best_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from documents import front
 
-    monkeypatch.setattr(speed, "measured", lambda name: "")
-    assert len(speed.short().splitlines()) == 3  # a head without rows
-    monkeypatch.setattr(speed, "measured", lambda name: f"\n\n*{name} of this commit.*")
-    lines = speed.short().splitlines()
-    assert "| a token of a model of 1.1 billion weights, in NVFP4 |" in lines[2]
-    assert "| a checkpoint of 0.25 GiB, FP8 tiles to bf16 |" in lines[3]
-    assert lines[-len(speed.SHORT) :] == [f"*{name} of this commit.*" for name in speed.SHORT]
+    monkeypatch.setattr(front, "measured", lambda name: "")
+    assert len(front.front().splitlines()) == 3  # a head without rows
+    monkeypatch.setattr(front, "measured", lambda name: f"\n\n*{name} of this commit.*")
+    lines = front.front().splitlines()
+    assert len(lines) == 2 + 4 + 1 + len(front.FRONT)
+    assert lines[-len(front.FRONT) :] == [f"*{name} of this commit.*" for name in front.FRONT]
+    for line, program in zip(lines[2:6], ("llm-compressor", "GPTQModel", "compressed-tensors", "torch"), strict=True):
+        _, ours, peer, theirs = (cell.strip() for cell in line.strip("|").split("|"))
+        assert peer.startswith(program)
+        assert float(ours.split()[0]) < float(theirs.split()[0])
 
 
 def test_the_commit_is_of_what_is_measured(tmp_path: Path, monkeypatch: Any) -> None:

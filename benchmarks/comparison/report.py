@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -127,9 +128,21 @@ def _ratio(x: float) -> str:
 LEFT, SCALE, LINE, TOP = 190, 420, 14, 62  # points
 
 
+# What the picture shows, so that it fits on a screen; the tables have the rest.
+SHOWN = re.compile(
+    r"cast: fp32 → {0}|dequantize: {0} → bf16|matmul M=\d+: bf16 × {0}".format("(FP8 1×128|MXFP8|NVFP4|INT4 g128)")
+)
+
+
 def svg(results: dict[str, Any], threads: int) -> str:
     """Bars: the fraction of the hardware's limit each piece of work reaches. Dots: its peers on the same scale."""
-    chosen = [r for r in results["rows"] if r["threads"] == threads and r["of_limit"]["breccia"] is not None]
+    chosen = [
+        r
+        for r in results["rows"]
+        if r["threads"] == threads
+        and r["of_limit"]["breccia"] is not None
+        and SHOWN.fullmatch(f"{r['group']}: {r['name']}")
+    ]
     groups = {name: [r for r in chosen if r["group"] == name] for name in dict.fromkeys(r["group"] for r in chosen)}
     lines = sum(len(members) + 1.6 for members in groups.values())
     bottom = TOP + round(LINE * lines)

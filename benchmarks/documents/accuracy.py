@@ -39,16 +39,10 @@ def recipes() -> str:
 
 def every_recipe() -> str:
     rows = [
-        [
-            f"`{row['recipe']}`",
-            f"{row['bytes']:,}",
-            f"{row['ratio']:.3f}",
-            f"{row['cosine']:.6f}",
-            f"{row['sqnr_db']:.2f}",
-        ]
+        [f"`{row['recipe']}`", f"{bits(row):.2f}", f"{row['cosine']:.6f}", f"{row['sqnr_db']:.2f}"]
         for row in load("accuracy")["results"]
     ]
-    return table(["recipe", "bytes", "× FP32", "cosine", "SQNR dB"], rows, "lrrrr")
+    return table(["recipe", "bits", "cosine", "SQNR dB"], rows, "lrrr")
 
 
 def small_values() -> str:
@@ -62,11 +56,17 @@ def small_values() -> str:
 
 
 def specials() -> str:
+    """The page benchmarks/results/special_values.md."""
     found = load("special_values")
     rows = [
         [name, *(special_values.cell(cases[case]) for case in special_values.CASES)] for name, cases in found.items()
     ]
-    return table(["recipe", *special_values.CASES], rows)
+    about = (
+        "What becomes of special values: of the value; after the semicolon, of a 1 in the same block; in brackets the"
+        " stored scale (E8M0 and E4M3 as codes), and zp, the zero point; an asterisk where the next block changes too."
+        ' "All zero" and "subnormals" are whole blocks. The subnormal is 1.175e-38.'
+    )
+    return f"{about}\n\n{table(['recipe', *special_values.CASES], rows)}\n"
 
 
 def sentences() -> str:

@@ -12,41 +12,66 @@ EXACT = 1e-4
 
 
 def matrix() -> str:
-    """Targets, the programs that open them, and how far their logits are from those of the quantized values."""
+    """Targets, the programs that open them, and how far their logits are from those of the quantized values; targets
+    of one format and outcome share a row."""
     found = load("clients")
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in found["rows"]:
+        target, _, model = row["target"].partition(", ")
+        loads = "yes" if {"error", "wrong"} & row.keys() else "no"
+        groups.setdefault((_format(target), model, row["client"], loads, _logits(row)), []).append(target)
+    alike: dict[tuple[str, ...], list[str]] = {}  # models of one row
+    for (_, model, *outcome), targets in groups.items():
+        alike.setdefault((_targets(targets), *outcome), []).append(model)
     rows: list[list[Any]] = [
-        [_target(row["target"]), row["client"], "yes" if {"error", "wrong"} & row.keys() else "no", _logits(row)]
-        for row in found["rows"]
+        [targets if models == [""] else f"{targets}; {', '.join(name or 'llama' for name in models)}", *outcome]
+        for (targets, *outcome), models in alike.items()
     ]
-    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
-    versions = textwrap.fill(f"{versions}.", 120)
-    return f"{table(['`--to`', 'opened by', 'loads', 'logits'], rows)}\n\n{versions}"
+    return f"{table(['`--to`', 'opened by', 'loads', 'logits'], rows)}\n\n{_versions(found)}"
 
 
 def programs() -> str:
-    """What programs themselves made of each target, a column a model, of benchmarks/program_runs.py."""
+    """What programs themselves made of each target, a column a model, of benchmarks/program_runs.py; targets of one
+    format share a row where each column has a message, or none, and its largest error."""
     found = load("programs")
     models = list(dict.fromkeys(row["model"] for row in found["rows"]))
-    targets = list(dict.fromkeys((row["program"], row["target"]) for row in found["rows"]))
-    outcomes = {(row["program"], row["target"], row["model"]): _logits(row) for row in found["rows"]}
-    rows = [
-        [f"`{target}`", who, *(outcomes.get((who, target, model), "") for model in models)] for who, target in targets
-    ]
-    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
-    header = ["`--to`", "program", *models]
-    return f"{table(header, rows)}\n\n{textwrap.fill(f'{versions}.', 120)}"
+    outcomes = {(row["program"], row["target"], row["model"]): row for row in found["rows"]}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for who, target in dict.fromkeys((row["program"], row["target"]) for row in found["rows"]):
+        row = [outcomes.get((who, target, model), {}) for model in models]
+        kinds = ["error" if "error" in one else _logits(one) if one else "" for one in row]
+        groups.setdefault((_format(target), who, *kinds), []).append(target)
+    rows = []
+    for (_, who, *kinds), targets in groups.items():
+        cells = [
+            _logits(max((outcomes[who, target, model] for target in targets), key=lambda one: one["error"] or 0.0))
+            if kind == "error"
+            else kind
+            for model, kind in zip(models, kinds, strict=True)
+        ]
+        rows.append([_targets(targets), who, *cells])
+    return f"{table(['`--to`', 'program', *models], rows)}\n\n{_versions(found)}"
 
 
-def _target(row: str) -> str:
-    target, comma, model = row.partition(", ")
-    return f"`{target}`{comma}{model}"
+def _format(target: str) -> str:
+    return target.partition(":")[0] if ":" in target else ""
+
+
+def _targets(targets: list[str]) -> str:
+    """The first with its format, the others without."""
+    first, *rest = targets
+    return ", ".join(f"`{name}`" for name in [first, *(target.rpartition(":")[2] for target in rest)])
+
+
+def _versions(found: dict[str, Any]) -> str:
+    return textwrap.fill(", ".join(f"{name} {number}" for name, number in found["versions"].items()) + ".", 120)
 
 
 def _logits(row: dict[str, Any]) -> str:
     if "refused" in row:
         return f"`convert` refuses: {row['refused']}"
     if "fails" in row:
-        return f"its message: `{row['fails']}`"
+        return f"its message: `{textwrap.shorten(row['fails'].replace('`', ''), 75, placeholder=' …')}`"
     if "wrong" in row:
         return f"**other ones**: {row['wrong']}"
     if row["error"] is None:
@@ -55,16 +80,17 @@ def _logits(row: dict[str, Any]) -> str:
 
 
 def gguf_programs() -> str:
-    """Models as GGUF: how far a token's logits are from the model's, of benchmarks/gguf_programs.py."""
+    """Models as GGUF: how far a token's logits are from the model's, of benchmarks/gguf_programs.py; models of one
+    outcome share a row."""
     found = load("gguf_programs")
-    rows: list[list[Any]] = []
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for row in found["rows"]:
         theirs = _percent(row["llama.cpp"]) if "llama.cpp" in row else f"its message: `{row['fails']}`"
         back = _percent(row["transformers"]) if row["kind"] == "f16" and "transformers" in row else ""
-        rows.append([row["model"], f"`gguf:{row['kind']}`", back, theirs])
-    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+        groups.setdefault((f"`gguf:{row['kind']}`", back, theirs), []).append(row["model"].replace(", ", " "))
+    rows = [[", ".join(models), *outcome] for outcome, models in groups.items()]
     header = ["model", "`--to`", "converted back, in transformers", "in llama.cpp"]
-    return f"{table(header, rows)}\n\n{textwrap.fill(f'{versions}.', 120)}"
+    return f"{table(header, rows)}\n\n{_versions(found)}"
 
 
 def _percent(errors: dict[str, float]) -> str:

@@ -53,30 +53,22 @@ def _pairs() -> list[tuple[dict[str, Any] | None, dict[str, Any] | None]]:
 
 
 def _cells(language: dict[str, Any] | None, sentences: dict[str, Any] | None) -> list[str]:
-    left = ["", "", "", "", ""]
+    left = ["", "", ""]
     if language:
         kld = language["kld"]
         left = [
             f"{100 * language['output_error']:.2f}",
             f"{kld['mean']['value']:.4f} ± {kld['mean']['error']:.4f}",
-            f"{kld['median']['value']:.4f}",
-            f"{kld['p99']['value']:.2f}",
             f"{100 * language['same_top']['value']:.1f}",
         ]
-    right = (
-        [f"{100 * sentences['output_error']:.2f}", f"{1e3 * sentences['cosine_loss']:.1f}"] if sentences else ["", ""]
-    )
-    return [*left, *right]
+    return [*left, f"{100 * sentences['output_error']:.2f}" if sentences else ""]
 
 
 HEAD = [
     "output error, %",
     "KLD mean",
-    "median",
-    "99 %",
     "same top token, %",
     "MiniLM: output error, %",
-    "1 − cosine, 10⁻³",
 ]
 
 
@@ -92,15 +84,21 @@ def _does_not_help(row: dict[str, Any]) -> bool:
     return row["program"] == "breccia" and row["method"].startswith(NOT_HELPING)
 
 
+def _repeats(row: dict[str, Any]) -> bool:
+    """Another damping, and an importance matrix for types of ggml that take none."""
+    plain = row["format"] in ("GGUF MXFP4", "GGUF NVFP4") and row["method"] == "imatrix"
+    return plain or "damping" in row["method"]
+
+
 def ways() -> str:
     """Every format and way to round but those of ours that do not help."""
     lines = [
         _line(language, sentences)
         for language, sentences in _pairs()
-        if (row := language or sentences) and not _does_not_help(row)
+        if language and not (_does_not_help(language) or _repeats(language))
     ]
     head = ["format", "rounding", "by", "bits", *HEAD]
-    return table(head, lines, "lllrrrrrrrr") + measured("quality")
+    return table(head, lines, "lllrrrrr") + measured("quality")
 
 
 def not_helping() -> str:
@@ -112,43 +110,11 @@ def not_helping() -> str:
         assert row is not None
         plain = {"mse": "nearest, mse", "GPTQ": "GPTQ"}
         done = {_format(r) for pair in found for r in pair if r and _does_not_help(r)}
-        mine = row["program"] == "breccia" and _format(row) in done
+        mine = row["program"] == "breccia" and _format(row) in done and row["format"] == "NVFP4"
         if mine and (_does_not_help(row) or row["method"] in plain.values()):
             names = [_format(row), row["method"]]
-            lines.append([*names, *_cells(language, sentences)])
-    return table(["format", "rounding", *HEAD], lines, "llrrrrrrr")
-
-
-def targets() -> str:
-    """Ratios of errors on the texts to judge with, and what they were to be."""
-    wanted = {
-        "importance / mse": ("nearest, importance", "nearest, mse", (0.88, 0.99, 0.90, 0.92)),
-        "GPTQ / mse": ("GPTQ", "nearest, mse", (0.62, 0.60, 0.58, 0.60)),
-        "GPTQ / GPTQ in natural order": ("GPTQ", "GPTQ, natural order, amax", (0.88, 0.92, 0.85, 0.93)),
-    }
-    found = {(_format(r), r["method"]): r for r in _rows(SENTENCES) if r["program"] == "breccia"}
-    formats = list(dict.fromkeys(kind for kind, _ in found))
-    lines = []
-    for name, (above, below, most) in wanted.items():
-        cells = []
-        for kind, limit in zip(formats, most, strict=True):
-            ratio = found[kind, above]["output_error"] / found[kind, below]["output_error"]
-            cells.append(f"{ratio:.3f} ({'' if round(ratio, 3) <= limit else 'not '}≤ {limit:.2f})")
-        lines.append([name, *cells])
-    means = {k: row["layers_output_error"] for k, row in found.items()}
-    own = [f"{means[kind, 'nearest, importance'] / means[kind, 'nearest, mse']:.3f}" for kind in formats]
-    lines.append(["importance / mse, means of the layers' own errors", *own])
-    nvfp4 = {r["method"]: r for r in _rows(LANGUAGE) if r["format"] == "NVFP4" and r["program"] == "breccia"}
-    plain = nvfp4["nearest, mse"]["kld"]["mean"]["value"]
-    most = {"nearest, importance": 0.5, "GPTQ": 0.27}
-    said = [
-        f"{way} {nvfp4[way]['kld']['mean']['value'] / plain:.3f} of mse's (≤ {limit})" for way, limit in most.items()
-    ]
-    top = f"same top token under GPTQ {100 * nvfp4['GPTQ']['same_top']['value']:.1f} % (≥ 83)"
-    text = f"\n\nSmolLM2 in NVFP4: KLD by {said[0].removeprefix('nearest, ')}, by {said[1]};\n{top}."
-    if about := load("quality").get("models", {}).get(LANGUAGE):
-        text += f" Its perplexity on that text is\n{about['perplexity']:.2f}, as it comes {about['on its grid']:.2f}."
-    return table(["MiniLM, output errors", *formats], lines, "lrrrr") + text
+            lines.append([*names, *_cells(language, None)[:3]])
+    return table(["format", "rounding", *HEAD[:3]], lines, "llrrr")
 
 
 def bits_and_kld() -> str:
@@ -169,20 +135,33 @@ def bits_and_kld() -> str:
         own = row["program"] == "breccia"
         at = row["bits"], row["kld"]["mean"]["value"]
         label = name if own and name not in named else None
-        named.add(name)
+        named |= {label} - {None}
         face = colour if own else "none"
         plot.plot(*at, shape, color=colour, markerfacecolor=face, markersize=7, label=label, linestyle="none")
-        if (
-            (own and row["method"] == "GPTQ")
-            or row["format"].startswith("GGUF Q4_K")
-            or (row["format"].startswith(("GGUF Q4_1", "GGUF IQ4")) and row["method"] == "imatrix")
-        ):
-            label = _format(row).removeprefix("GGUF ").replace("symmetric", "sym.")
-            left = label in ("MXFP4", "INT4, sym.")
-            place = {"ha": "right" if left else "left", "fontsize": 8, "color": NOTE}
-            plot.annotate(label, at, (-7 if left else 7, -3), textcoords="offset points", **place)
+        if text := _label(row, own):
+            side, dx, dy = BESIDE.get(text, ("left", 7, -3))
+            place = {"ha": side, "fontsize": 8, "color": NOTE}
+            plot.annotate(text, at, (dx, dy), textcoords="offset points", **place)
     plot.set_xlim(4.05, max(row["bits"] for row in _rows(LANGUAGE)) + 0.2)
-    plot.legend(frameon=False, fontsize=8, loc="upper right")
+    plot.legend(facecolor="white", edgecolor="none", framealpha=1, fontsize=8, loc="upper right")
     plot.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["0.02", "0.05", "0.1", "0.2", "0.5"])
     plot.minorticks_off()
     return svg(plot.figure)
+
+
+# Where a point's name stands that would cover another: its alignment and its distance from the point.
+BESIDE = {
+    "MXFP4": ("right", -7, -3),
+    "INT4, sym.": ("right", -7, -3),
+    "INT4, asym.": ("left", -4, -14),
+    "NVFP4 and FP8": ("right", -7, -3),
+}
+
+
+def _label(row: dict[str, Any], own: bool) -> str:
+    """The name of a point, nothing for most of them."""
+    name = _format(row).removeprefix("GGUF ").replace("symmetric", "sym.")
+    imatrix = row["method"] == "imatrix"
+    if name == "Q4_K_M":
+        return f"{name}, imatrix" if imatrix else name
+    return name if (own and row["method"] == "GPTQ") or (imatrix and name in ("Q4_1", "IQ4_NL")) else ""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from documents.markdown import RESULTS, load, measured, number, table, times
@@ -89,7 +88,7 @@ def cpu_int8() -> str:
     found = [{(r["group"], r["name"]): r for r in result["rows"]} for result, _ in results]
     rows = []
     for group, name in found[0]:
-        if not re.fullmatch(r"matmul M=\d+", group):
+        if group not in ("matmul M=1", "matmul M=512"):
             continue
         row = [group.partition("=")[2], name.removeprefix("INT8 × ")]
         for of, (_, floats) in zip(found, results, strict=True):
@@ -144,13 +143,13 @@ def _told(name: str) -> str:
 def gpu_layers() -> str:
     rows = [
         [
-            _told(r["name"]), how, r["tokens"], f"{r['ms']:.2f} ms", f"{r['bf16_ms']:.2f} ms", times(r["times_bf16"])
+            _told(r["name"]), how, r["tokens"], f"{r['ms']:.2f} ms", times(r["times_bf16"])
         ]
         for how in ("eager", "compiled")
         for r in load("gpu_eager")["results"]
         if r["group"].startswith(f"{how} decoder")
     ]  # fmt: skip
-    return table(["weights", "", "tokens", "breccia", "bf16", "as fast"], rows, "llrrrr")
+    return table(["weights", "", "tokens", "breccia", "as fast as bf16"], rows, "llrrr")
 
 
 def gpu_pairs() -> str:
@@ -171,11 +170,13 @@ def gpu_pairs() -> str:
 def gpu_experts() -> str:
     rows = []
     for r in load("gpu_experts")["results"]:
+        if r["name"].startswith("MX") or r["name"] == "FP8 128x128 by bf16":  # near NVFP4: in the result
+            continue
         theirs = r.get("deep_gemm_us")
         ours = [f"{r['us']:.0f} µs", times(r["ratio"]), "" if theirs is None else times(theirs / r["us"])]
-        rows.append([f"{r['experts']} × {r['rows']}", r["name"], *ours, f"{r['eager_us']:.0f} µs"])
-    head = ["experts × rows", "weights", "in a graph", "torch._grouped_mm bf16", "DeepGEMM", "eager"]
-    return table(head, rows, "llrrrr")
+        rows.append([f"{r['experts']} × {r['rows']}", r["name"], *ours])
+    head = ["experts × rows", "weights", "in a graph", "torch._grouped_mm bf16", "DeepGEMM"]
+    return table(head, rows, "llrrr")
 
 
 def gpu_moe() -> str:
@@ -197,16 +198,6 @@ def gpu_peers() -> str:
     return table(["M × N × K", "breccia", "DeepGEMM", "cuBLASLt FP8", "bf16"], rows, "lrrrr")
 
 
-def gpu_fused() -> str:
-    rows = []
-    for r in load("gpu_fused")["results"]:
-        verb, recipe = r["name"].split(" ", 1)
-        ours = [f"{r['us']:.1f} µs", times(r["times_compiled"]), f"{r['eager_us']:.0f} µs", times(r["times_eager"])]
-        rows.append([f"`{verb}`", _told(recipe), r["tokens"], *ours])
-    head = ["call", "recipe", "tokens", "in a graph", "torch.compile", "eager", "two eager calls"]
-    return table(head, rows, "llrrrrr")
-
-
 def distributed() -> str:
     rows = [
         [
@@ -215,15 +206,14 @@ def distributed() -> str:
             f"{us['gather']:.0f}",
             f"{us['cast + gather']:.0f}",
             f"{100 * r['of_bf16']:.0f} %",
-            f"{us['four']:.0f}",
             f"{100 * r['four_of_bf16']:.0f} %",
         ]
         for r in load("distributed")["results"]
         if r["mib_a_rank"] == 256
         for us in [r["us"]]
     ]
-    head = ["recipe", "bf16, µs", "gather", "cast and gather", "of bf16", "each of four", "of bf16"]
-    return table(head, rows, "lrrrrrr")
+    head = ["recipe", "bf16, µs", "gather", "cast and gather", "of bf16", "of bf16, one of four"]
+    return table(head, rows, "lrrrrr")
 
 
 def training_step() -> str:
@@ -243,12 +233,14 @@ def training_step() -> str:
 
 
 def gpu_casts() -> str:
-    rows = [
-        [_told(r["name"]), r["group"], f"{r['us']:.1f}", f"{100 * r['of_copy']:.0f} %"]
+    """A sentence."""
+    found = [
+        r["of_copy"]
         for r in load("gpu")["results"]
         if r["group"] in ("cast", "dequantize") and "torch_operations_us" not in r
     ]
-    return table(["bf16, 8192 × 8192", "", "µs", "of a copy's bandwidth"], rows, "llrr")
+    least, most = (f"{100 * share:.0f}" for share in (min(found), max(found)))
+    return f"Casts of 8192 × 8192 numbers of bf16, and back, run at {least} to {most} % of a copy's bandwidth."
 
 
 def cpu_limits() -> str:
@@ -526,60 +518,3 @@ def model_size_table(results: dict[str, Any]) -> str:
         less = f", {1 - sizes[1] / sizes[0]:.0%} less".replace("%", " %") if name == "all" else ""
         rows.append([name, before, after + less])
     return table([results["model"], "before", f"after `--to {results['to']}`"], rows, "lrr")
-
-
-def short_token() -> list[list[str]]:
-    found = load("decode_step")
-    row = next(row for row in found["rows"] if row["weights"] == "nvfp4")
-    work = f"a token of a model of {found['parameters'] / 1e9:.1f} billion weights, in NVFP4"
-    cores = f"{found['machine']['cores']} CPU cores"
-    return [[cores, work, f"{row['ms']:.0f} ms", "torch bf16", times(row["times_bf16"])]]
-
-
-def short_conversion() -> list[list[str]]:
-    found = load("convert")
-    work = f"a checkpoint of {found['weights_gib']:.2f} GiB, FP8 tiles to bf16"
-    peer, seconds = f"compressed-tensors {found['peer']}", found["seconds"]["breccia"]
-    return [[f"{found['cores']} CPU cores", work, f"{seconds:.2f} s", peer, times(found["times_faster"])]]
-
-
-def short_experts() -> list[list[str]]:
-    found = [r for r in load("gpu_moe")["results"] if r["name"].startswith("16 experts")]
-    work = "forward and backward of {}, 8,192 tokens, in FP8"
-    return [
-        ["GPU", work.format(r["name"]), f"{r['ms']:.1f} ms", "torch bf16", times(r["ratio"])] for r in reversed(found)
-    ]
-
-
-def short_rows(device: str, summary: str, told: tuple[str, ...]) -> list[list[str]]:
-    lines = [line.strip("| ").split(" | ") for line in summary.splitlines()]
-    return [[device, *next(line for line in lines if line[0] == work)] for work in told]
-
-
-SHORT: dict[str, Callable[[], list[list[str]]]] = {  # result: its rows, fast and slow ones; what a user waits for leads
-    "decode_step": short_token,
-    "convert": short_conversion,
-    "cpu": lambda: short_rows(
-        "one CPU thread",
-        cpu_table(),
-        (
-            "quantize 2048 × 2048 float32 to FP8, 1 × 128",
-            "1 row of bf16 × FP8 weights 4096 × 4096",
-            "512 rows of fp32 × INT4 with zero points",
-        ),
-    ),
-    "gpu": lambda: short_rows(
-        "GPU",
-        gpu_table(),
-        ("FP8 × FP8 in blocks, 4096³", "1 row of bf16 × NVFP4 weights 7168 × 4096", "256 rows × NVFP4"),
-    ),
-    "gpu_moe": short_experts,
-}
-
-
-def short() -> str:
-    """README's table: of each result whose record says of what program it is."""
-    recorded = [name for name in SHORT if measured(name)]
-    rows = [row for name in recorded for row in SHORT[name]()]
-    head = ["on", "work", "breccia", "against", "as fast"]
-    return table(head, rows, "llrlr") + "\n\n" + "\n".join(dict.fromkeys(measured(name).strip() for name in recorded))

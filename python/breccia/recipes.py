@@ -4,8 +4,8 @@
 Every recipe is a frozen dataclass: hashable, comparable, picklable, and JSON-serializable through
 `ScalingRecipe.to_dict` and `from_dict`. Fields are checked on construction: a wrong value raises
 ``ValueError`` and a wrong type ``TypeError``, with the field, its value and what it must be. The
-arithmetic of every rule is in docs/scale-rules.md. Words are taken in any case, formats and dtypes by the names of
-ml_dtypes, too; ``block_size`` is another name of ``block_k`` and ``group_size``.
+arithmetic of every rule is in docs/design/0010-scale-rules.md. Words are taken in any case, formats and dtypes by the
+names of ml_dtypes, too; ``block_size`` is another name of ``block_k`` and ``group_size``.
 """
 
 from __future__ import annotations

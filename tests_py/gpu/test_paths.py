@@ -238,7 +238,7 @@ def test_gpu_info_says_what_dispatch_does(capability: tuple[int, int], monkeypat
 
 
 def test_the_documents_say_what_dispatch_does() -> None:
-    page = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/design/0012-which-kernel-multiplies.md").read_text()
     said = page.partition("<!-- paths -->\n")[2].partition("\n<!-- end -->")[0]
     assert said == paths.table(), "write breccia.kernels.triton.products.paths.table() between the marks"
 

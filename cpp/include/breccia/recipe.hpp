@@ -10,7 +10,7 @@
 
 namespace breccia::inline v0_4 {
 
-/// How a block's scale follows from its statistics. Arithmetic: kernels/scale_rules.inl.hpp, docs/scale-rules.md.
+/// How a block's scale follows from its statistics: docs/design/0010-scale-rules.md, kernels/scale_rules.inl.hpp.
 enum class ScaleRule : std::uint8_t {
     divide,         ///< s = amax / max, codes = encode(x / s): torchao Float8Tensor, and the integer formats
     multiply,       ///< m = max / amax, codes = encode(x * m), stored 1 / m: TransformerEngine's FP8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel takes a product: the first of `PATHS` that does. `breccia.gpu_info` and the table of docs/gpu.md say
+"""Which kernel takes a product: the first of `PATHS` that does. `breccia.gpu_info` and docs/design/0012 say
 what this list says."""
 
 from __future__ import annotations
