@@ -35,7 +35,6 @@ TABLES = {
     "small tensors": speed.calls,
     "cpu backends": speed.cpu_backends,
     "cpu int8": speed.cpu_int8,
-    "cpu limits": speed.cpu_limits,
     "gpu": speed.gpu_summary,
     "gpu accuracy": speed.gpu_accuracy,
     "gpu casts": speed.gpu_casts,

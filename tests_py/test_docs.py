@@ -217,7 +217,6 @@ SAID = {
         "within 2 %",
         "of 32 MiB",
     ],
-    "kernels.md": ["share above 100 %"],
     "on-a-cluster.md": ["plus 256 MiB"],
     "recipes.md": ["6 dB more is"],
     "reliability.md": ["less than 5 MB", "within 2 s", "and 256 MiB"],

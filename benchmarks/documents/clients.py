@@ -83,12 +83,19 @@ def gguf_programs() -> str:
     """Models as GGUF: how far a token's logits are from the model's, of benchmarks/gguf_programs.py; models of one
     outcome share a row."""
     found = load("gguf_programs")
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in found["rows"]:
+        float16 = row["kind"] == "f16"
         theirs = _percent(row["llama.cpp"]) if "llama.cpp" in row else f"its message: `{row['fails']}`"
-        back = _percent(row["transformers"]) if row["kind"] == "f16" and "transformers" in row else ""
-        groups.setdefault((f"`gguf:{row['kind']}`", back, theirs), []).append(row["model"].replace(", ", " "))
-    rows = [[", ".join(models), *outcome] for outcome, models in groups.items()]
+        back = _percent(row["transformers"]) if float16 and "transformers" in row else ""
+        key = ("f16", back, theirs) if float16 or "llama.cpp" not in row else ("", row["model"], "")
+        groups.setdefault(key, []).append(row)
+    rows = []
+    for (kind, back, theirs), alike in groups.items():
+        models = ", ".join(dict.fromkeys(row["model"].replace(", ", " ") for row in alike))
+        kinds = list(dict.fromkeys(f"gguf:{row['kind']}" for row in alike))
+        worst = max((row["llama.cpp"]["median"] for row in alike if "llama.cpp" in row), default=0.0)
+        rows.append([models, _targets(kinds), *([back, theirs] if kind else ["", f"within {100 * worst:.1f} %"])])
     header = ["model", "`--to`", "converted back, in transformers", "in llama.cpp"]
     return f"{table(header, rows)}\n\n{_versions(found)}"
 

@@ -243,30 +243,6 @@ def gpu_casts() -> str:
     return f"Casts of 8192 × 8192 numbers of bf16, and back, run at {least} to {most} % of a copy's bandwidth."
 
 
-def cpu_limits() -> str:
-    """Fractions of the machine's limits."""
-    wanted = [
-        ("cast", "fp32 → FP8 1×128"),
-        ("cast", "fp32 → MXFP8"),
-        ("cast", "fp32 → NVFP4"),
-        ("cast", "fp32 → INT4 g128"),
-        ("dequantize", "FP8 1×128 → bf16"),
-        ("dequantize", "NVFP4 → bf16"),
-        ("matmul M=1", "bf16 × FP8 1×128"),
-        ("matmul M=1", "bf16 × NVFP4"),
-        ("matmul M=1", "bf16 × INT4 g128"),
-        ("matmul M=16", "bf16 × FP8 1×128"),
-        ("matmul M=512", "bf16 × FP8 1×128"),
-    ]
-    names = {"cast": "memcpy", "dequantize": "memcpy", "matmul M=1": "reading the weight"}
-    found = {(r["group"], r["name"]): r for r in load("cpu")["rows"] if r["threads"] == 1}
-    rows = [
-        [*key, names.get(key[0], "the bf16 peak"), f"{100 * found[key]['of_limit']['breccia']:.0f} %"] for key in wanted
-    ]
-    head = ["work", "", "of what limit", "share"]
-    return table(head, rows, "lllr") + measured("cpu", ", one thread")
-
-
 def gpu_accuracy() -> str:
     rows = [
         [row["name"], *(f"{row[key]:.1e}" for key in ("block", "tensor_promoted", "tensor_fast"))]
