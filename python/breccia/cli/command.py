@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from breccia._version import __version__
 from breccia.cli import convert_commands, plan_bits, text_commands
 from breccia.cli.arguments import Parser, add_common, add_device, count, json_last, number, part, progress_of, whole
 from breccia.cli.errors import Terminated, said, terminable
-from breccia.cli.printing import show, show_json
+from breccia.cli.printing import Shown, show, show_json
 from breccia.cli.rounding import add_rounding
 from breccia.cli.terminal import plain_characters, streams, wrapped
 
@@ -42,7 +42,9 @@ def _run(argv: Sequence[str] | None) -> int:
     args = parser.parse_args(words)
     try:
         with terminable():
-            code: int = args.run(args)
+            done: Shown | None = args.run(args)
+            if done is not None:
+                show(args, *done[:2])
     except KeyboardInterrupt as error:
         more = (
             ": the same command goes on where this one was"
@@ -56,7 +58,7 @@ def _run(argv: Sequence[str] | None) -> int:
             print(json.dumps({"error": said(error), "kind": type(error).__name__}))
         print(f"breccia {args.command}: {said(error)}", file=sys.stderr)
         return 2
-    return code
+    return 0 if done is None or done[2] else 1
 
 
 def _parser(with_demo: bool) -> argparse.ArgumentParser:
@@ -234,7 +236,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     calibrate = _command(
         commands,
         "calibrate",
-        _shown(text_commands.calibrate),
+        text_commands.calibrate,
         "record the inputs of a model's linear layers over text",
         "breccia calibrate model/ --text a.txt b.txt --out moments.safetensors",
         "breccia calibrate model/ --text a.txt --memory 8GiB --out m.safetensors",
@@ -243,7 +245,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     planned = _command(
         commands,
         "plan-bits",
-        _shown(plan_bits.plan_bits),
+        plan_bits.plan_bits,
         "choose a format for each layer within a budget of bits per weight",
         "breccia plan-bits model/ --moments m.safetensors --bits 4.8 --out plan.toml",
     )
@@ -251,7 +253,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     evaluate = _command(
         commands,
         "evaluate",
-        _shown(text_commands.evaluate),
+        text_commands.evaluate,
         "measure on text how far a checkpoint's predictions are from the reference's",
         "breccia evaluate model/ model-nvfp4/ --text held-out.txt --tokens 8192",
     )
@@ -260,7 +262,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     plot = _command(
         commands,
         "plot",
-        _shown(_plot),
+        _plot,
         "draw scales and errors of every quantized tensor",
         "breccia plot model-nvfp4/ --reference model/ --out worst.png --top 40",
     )
@@ -274,7 +276,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     add_common(plot, force="replace the picture that is there")
 
-    _command(commands, "doctor", _shown(_doctor), "show what runs on this machine and what to install for the rest")
+    _command(commands, "doctor", _doctor, "show what runs on this machine and what to install for the rest")
 
     demo = _command(commands, "demo", _demo, "compare bits and errors of every recipe on one set of weights")
     if with_demo:  # its module is imported only then
@@ -311,7 +313,7 @@ def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> a
     return parser
 
 
-def _inspect(args: argparse.Namespace) -> int:
+def _inspect(args: argparse.Namespace) -> Shown | None:
     from breccia.checkpoint.judging.inspect import describe, lines, scheme_lines
     from breccia.checkpoint.reading.source import without_collection
     from breccia.io import scheme as breccia_scheme
@@ -320,21 +322,20 @@ def _inspect(args: argparse.Namespace) -> int:
         raise ValueError("--json must be left out with --toml")
     if args.toml:
         print(breccia_scheme(args.path).to_toml(), end="")
-        return 0
+        return None
     if args.scheme:
         scheme = breccia_scheme(args.path)
-        show(args, scheme.to_dict(), "\n".join(scheme_lines(args.path, scheme)))
-        return 0
+        return scheme.to_dict(), scheme_lines(args.path, scheme), True
     with without_collection():
         if args.json:
             show_json(describe(args.path))
         else:
             for line in lines(args.path, summary=args.summary, every=args.all):
                 print(line)
-    return 0
+    return None
 
 
-def _verify(args: argparse.Namespace) -> int:
+def _verify(args: argparse.Namespace) -> Shown | None:
     from breccia.checkpoint.judging.verify import verify
     from breccia.checkpoint.judging.verify_lines import render
 
@@ -351,43 +352,29 @@ def _verify(args: argparse.Namespace) -> int:
         raise ValueError(f"--{'data' if args.data else 'in-toto'} must be left out without --rederive")
     options = {"min_sqnr_db": args.min_sqnr, "adapter": args.adapter, "moments": args.moments}
     report = verify(args.a, args.b, progress=progress_of(args), unmarked=args.unmarked, **options)
-    show(args, report, "" if args.json else render(report, args.all))
-    return 0 if report["ok"] else 1
+    return report, [] if args.json else [render(report, args.all)], report["ok"]
 
 
-def _rederive(args: argparse.Namespace) -> int:
+def _rederive(args: argparse.Namespace) -> Shown | None:
     from breccia.checkpoint.judging import rederive
 
     report = rederive.rederive(args.a, args.b, data=args.data, progress=progress_of(args))
     if args.in_toto and report["ok"]:
         print(json.dumps(rederive.statement(report), indent=2))
-    else:
-        show(args, report, "\n".join(rederive.render(report)))
-    return 0 if report["ok"] else 1
+        return None
+    return report, rederive.render(report), report["ok"]
 
 
-def _shown(run: Callable[[argparse.Namespace], tuple[Any, list[str]]]) -> Callable[[argparse.Namespace], int]:
-    """A command that prints the report, or the lines, that a function gives."""
-
-    def command(args: argparse.Namespace) -> int:
-        report, lines = run(args)
-        show(args, report, "\n".join(lines))
-        return 0
-
-    return command
-
-
-def _complete(args: argparse.Namespace) -> int:
+def _complete(args: argparse.Namespace) -> Shown:
     from breccia.checkpoint.judging.complete import complete, render
 
     if args.b is not None:
         raise ValueError(f"B must be left out with --complete, got {args.b}")
     report = complete(args.a)
-    show(args, report, "" if args.json else render(report))
-    return 0 if report["ok"] else 1
+    return report, [] if args.json else [render(report)], report["ok"]
 
 
-def _plot(args: argparse.Namespace) -> tuple[Any, list[str]]:
+def _plot(args: argparse.Namespace) -> Shown:
     from breccia.checkpoint.judging.plot import MOST_ROWS, in_words, plot
 
     rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=progress_of(args))
@@ -395,17 +382,17 @@ def _plot(args: argparse.Namespace) -> tuple[Any, list[str]]:
     of = "" if drawn == len(rows) else f" of {len(rows):,}"
     found = in_words(rows)
     lines = [f"{args.out}: {drawn:,}{of} tensors", *(wrapped(found) if found else [])]
-    return {"out": args.out, "found": found, "tensors": rows}, lines
+    return {"out": args.out, "found": found, "tensors": rows}, lines, True
 
 
-def _doctor(args: argparse.Namespace) -> tuple[Any, list[str]]:
+def _doctor(_: argparse.Namespace) -> Shown:
     from breccia.checkpoint.judging.doctor import doctor, render
 
     report = doctor()
-    return report, [render(report)]
+    return report, [render(report)], True
 
 
-def _demo(args: argparse.Namespace) -> int:
+def _demo(args: argparse.Namespace) -> Shown:
     from breccia.cli import demo
 
     return demo.run(args)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from breccia.cli import conversion
 from breccia.cli.arguments import progress_of
 from breccia.cli.errors import said
-from breccia.cli.printing import show
+from breccia.cli.printing import Shown
 from breccia.cli.rounding import rounding_lines
 from breccia.cli.terminal import after, wrapped
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["convert", "merge_lora"]
 
 
-def convert(args: argparse.Namespace) -> int:
+def convert(args: argparse.Namespace) -> Shown:
     """``breccia convert``."""
     from breccia import checkpoint
     from breccia.checkpoint.planning.request import Options
@@ -28,8 +28,7 @@ def convert(args: argparse.Namespace) -> int:
 
     if args.to == "list":
         rows = targets()
-        show(args, rows, "\n".join(conversion.table(rows)))
-        return 0
+        return rows, conversion.table(rows), True
     options: dict[str, Any] = {name: getattr(args, name) for name in Options.__annotations__}
     if args.dry_run:
         return _dry_run(args, options)
@@ -60,8 +59,7 @@ def convert(args: argparse.Namespace) -> int:
     lines += rounding_lines(report["output_errors"])
     lines += _advice(args, report)
     lines += conversion.following(report, parse_target(args.to).bridge)
-    show(args, report, "\n".join(lines))
-    return 0
+    return report, lines, True
 
 
 def _advice(args: argparse.Namespace, report: ConvertReport) -> list[str]:
@@ -85,7 +83,7 @@ def _kept(args: argparse.Namespace, report: ConvertReport) -> list[str]:
     return [*lines, "  --include '*' takes those that are left out by name"]
 
 
-def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
+def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> Shown:
     """Plan one target, or compare several."""
     from breccia import checkpoint
     from breccia.checkpoint.planning.targets import parse_target
@@ -108,8 +106,7 @@ def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
             *_kept(args, report),
         ]
         lines += _advice(args, report)
-        show(args, report, "\n".join([*lines, "nothing was written"]))
-        return 0
+        return report, [*lines, "nothing was written"], True
 
     def planned(name: str) -> Any:
         try:
@@ -120,8 +117,7 @@ def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
     reports = [planned(name) for name in names]
     if all("error" in one for one in reports):
         raise ValueError(reports[0]["error"])
-    show(args, {"plans": reports}, "\n".join(conversion.compared(reports)))
-    return 0
+    return {"plans": reports}, conversion.compared(reports), True
 
 
 def _lost(requantized: Any) -> list[str]:
@@ -135,18 +131,17 @@ def _lost(requantized: Any) -> list[str]:
     return [f"requantize: {lossless} of {count} tensors lossless, SQNR of the others {noise}"]
 
 
-def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: bool) -> int:
+def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: bool) -> Shown:
     from breccia.checkpoint.writing.parts import convert_part
 
     number, parts = args.part
     more = {"threads": args.threads, "checksums": not args.no_checksums, "device": args.device}
     report = convert_part(args.source, args.destination, args.to, number, parts, progress=progress, **more, **options)
     did = "was there" if report["was_there"] else f"{report['bytes_written']:,} bytes in {report['seconds']} s"
-    show(args, report, f"part {number} of {parts}: {report['tensors']} tensors, {did}")
-    return 0
+    return report, [f"part {number} of {parts}: {report['tensors']} tensors, {did}"], True
 
 
-def merge_lora(args: argparse.Namespace) -> int:
+def merge_lora(args: argparse.Namespace) -> Shown:
     """``breccia merge-lora``."""
     from breccia import checkpoint
 
@@ -172,5 +167,4 @@ def merge_lora(args: argparse.Namespace) -> int:
         lines.append(f"{share} of the adapter's change kept, rounding: {report['change']['rounding']}")
     said = {"base": args.base, "out": args.destination, "adapter": args.adapter}
     lines += conversion.next_step("breccia verify {base} {out} --adapter {adapter}", **said)
-    show(args, report, "\n".join(lines))
-    return 0
+    return report, lines, True

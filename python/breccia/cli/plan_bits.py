@@ -10,6 +10,7 @@ from typing import Any
 
 from breccia.cli.arguments import add_common, number, progress_of, size
 from breccia.cli.conversion import amount, next_step, notes
+from breccia.cli.printing import Shown
 from breccia.cli.terminal import after, wrapped
 
 __all__ = ["add_plan_bits", "plan_bits"]
@@ -42,7 +43,7 @@ def add_plan_bits(parser: argparse.ArgumentParser) -> None:
     add_common(parser, force="replace FILE when the new one is complete")
 
 
-def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def plan_bits(args: argparse.Namespace) -> Shown:
     """Run it: its report, and the lines that it prints."""
     from breccia.checkpoint import plan_bits as run
     from breccia.checkpoint.files import disk
@@ -58,11 +59,11 @@ def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     report = run(args.source, args.moments, args.bits, formats, **options)
     lines = list(_summary(report))
     if out is None:
-        return report, [*(f"# {line}" for line in lines), "", to_toml(report).rstrip()]
+        return report, [*(f"# {line}" for line in lines), "", to_toml(report).rstrip()], True
     disk.replace_file(out, to_toml(report).encode())
     said = after(f"{out}:", f"{len(report['groups'])} groups of layers")
     step = "breccia convert {source} OUT --to FORMAT --scheme {out}"
-    return report, [*lines, *said, *next_step(step, source=args.source, out=out)]
+    return report, [*lines, *said, *next_step(step, source=args.source, out=out)], True
 
 
 def _summary(report: Mapping[str, Any]) -> list[str]:

@@ -10,13 +10,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["show", "show_json"]
+__all__ = ["Shown", "show", "show_json"]
 
 
-def show(args: argparse.Namespace, report: Any, text: str) -> None:
-    """Print a report for programs, or its text for people."""
+# What a command gives to be printed: its report, lines that tell people of it, and whether a check passed.
+Shown = tuple[Any, Iterable[str], bool]
+
+
+def show(args: argparse.Namespace, report: Any, lines: Iterable[str]) -> None:
+    """Print a report for programs, or its lines for people."""
     if not args.json:
-        print(text)
+        for line in lines:
+            print(line)
         return
     if isinstance(report, dict):
         show_json(report.items())

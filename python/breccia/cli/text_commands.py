@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from breccia.cli.arguments import add_common, count, progress_of, size
 from breccia.cli.conversion import amount, next_step, notes
+from breccia.cli.printing import Shown
 from breccia.cli.terminal import after
 from breccia.peers import require
 
@@ -80,7 +80,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def calibrate(args: argparse.Namespace) -> Shown:
     """Run ``breccia calibrate``: its report, and the lines that it prints."""
     require("transformers", "transformers")
     require("torch", "transformers")
@@ -93,10 +93,10 @@ def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     done = f"{report['layers']} layers, inputs {inputs}, {report['tokens']:,} tokens, {amount(report['bytes'])}"
     step = "breccia convert {model} OUT --to FORMAT --moments {out} --method gptq"
     then = next_step(step, model=args.model, out=report["out"])
-    return report, [*notes(report), *after(f"{report['out']}:", done), *then]
+    return report, [*notes(report), *after(f"{report['out']}:", done), *then], True
 
 
-def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def evaluate(args: argparse.Namespace) -> Shown:
     """Run ``breccia evaluate``: its report, and the lines that it prints."""
     from breccia.evaluation import evaluate as run
     from breccia.evaluation import render
@@ -104,4 +104,4 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     names = ("tokens", "length", "top_k", "dtype", "device", "trust_remote_code", "activations")
     options = {name: getattr(args, name) for name in names}
     report = run(args.reference, args.checkpoint, args.text, folder=args.scratch, progress=progress_of(args), **options)
-    return report, render(report)
+    return report, render(report), True
