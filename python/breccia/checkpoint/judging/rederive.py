@@ -20,7 +20,7 @@ from breccia.checkpoint.planning.plan import Planner
 from breccia.checkpoint.planning.request import Request
 from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing import manifest
-from breccia.checkpoint.writing.convert import Job
+from breccia.checkpoint.writing.convert import RunOptions, Job
 from breccia.checkpoint.writing.work import Work
 
 __all__ = ["rederive", "render", "statement"]
@@ -63,7 +63,7 @@ def rederive(
     notes += [str(said["repeatable"])] if "repeatable" in said else []
     with request.opened(base, request.target()) as (checkpoint, target):
         plan = Planner(checkpoint, target).plan(out, out.is_dir())
-        again = _Again(plan, progress, None, request=request)
+        again = _Again(plan, RunOptions(progress), request)
         differs = again.against(out, said)
         read = {} if differs else {one.path.name: sha256_of(one.path) for one in checkpoint.files}
     return {

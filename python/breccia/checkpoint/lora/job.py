@@ -16,7 +16,6 @@ from breccia import verbs
 from breccia.bridges.common import float32, global_scale
 from breccia.bridges.outside import values
 from breccia.bridges.parts import Found
-from breccia.checkpoint.device import Device
 from breccia.checkpoint.lora.adapters import Adapter
 from breccia.checkpoint.lora.plan import Group, MergePlanner
 from breccia.checkpoint.lora.rounding import MergeRounding
@@ -24,7 +23,7 @@ from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.identity import Identity, digest
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing import outputs
-from breccia.checkpoint.writing.convert import Job
+from breccia.checkpoint.writing.convert import RunOptions, Job
 from breccia.checkpoint.writing.execute import as_dtype, cast_for
 from breccia.checkpoint.writing.finite import counted
 from breccia.checkpoint.writing.losses import Loss
@@ -51,16 +50,12 @@ class Merge(Job):
         destination: Path,
         adapter: Adapter,
         rounding: MergeRounding,
-        show: bool,
-        threads: int | None,
-        force: bool,
-        strict: bool,
-        device: Device,
+        how: RunOptions,
     ) -> None:
         self.adapter, self.rounding = adapter, rounding
         self.bad: dict[str, int] = {}
-        plan = self.planner(checkpoint, adapter, rounding, device).plan(destination)
-        super().__init__(plan, show, threads, force, strict=strict)
+        plan = self.planner(checkpoint, adapter, rounding, how.device).plan(destination)
+        super().__init__(plan, how)
 
     def _identity(self) -> Identity:
         adapter = {

@@ -13,6 +13,7 @@ from breccia.checkpoint.lora.job import Merge
 from breccia.checkpoint.lora.rounding import How, MergeRounding
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.reports import MergeReport
+from breccia.checkpoint.writing.convert import RunOptions
 from breccia.checkpoint.writing.work import check_destination
 
 __all__ = ["merge_lora"]
@@ -64,7 +65,7 @@ def merge_lora(
     """
     destination = path_of(destination, "destination")
     base, adapter = path_of(base, "base"), path_of(adapter, "adapter")
-    where = Device.of(device)
+    run = RunOptions(progress, threads, force, strict, device=Device.of(device))
     check_destination(destination, base, adapter, force=force)
     with (
         contextlib.closing(MergeRounding.of(rounding, seed, moments)) as how,
@@ -72,5 +73,5 @@ def merge_lora(
         contextlib.closing(open_adapter(adapter, read)) as opened,
     ):
         kind: type[Merge] = read.container.merging or Merge
-        report: MergeReport = kind(read, destination, opened, how, progress, threads, force, strict, where).run()
+        report: MergeReport = kind(read, destination, opened, how, run).run()
         return report

@@ -14,6 +14,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from breccia.checkpoint.writing.work import Done, Work, check_destination, check
 from breccia.recipes import ScaleSearch
 from breccia.schemes.value import ModelScheme, Rule
 
-__all__ = ["Job", "convert"]
+__all__ = ["RunOptions", "Job", "convert"]
 
 # What is written between two entries of the journal, of which whichever comes first makes one.
 _SYNC_EVERY = 64 << 20  # bytes
@@ -144,49 +145,51 @@ def convert(
     """
     options: Any = {name: value for name, value in locals().items() if name in Options.__annotations__}
     request = Request(to, **options)
-    wanted = request.target(Device.of(device))
+    quiet = progress and not dry_run, threads, force and not dry_run
+    how = RunOptions(*quiet, strict, checksums, manifest, Device.of(device))
+    wanted = request.target(how.device)
     place = path_of(destination, "destination")
     source = path_of(source, "source")
     folder = names_folder(destination)
     if not dry_run:
         check_destination(place, source, force=force)
     with request.opened(source, wanted) as (checkpoint, target):
-        force, progress = force and not dry_run, progress and not dry_run
-        plan = Planner(checkpoint, target).plan(place, folder)
-        job = Job(plan, progress, threads, force, strict, checksums, request, manifest)
+        job = Job(Planner(checkpoint, target).plan(place, folder), how, request)
         report: ConvertReport = job.dry_run() if dry_run else job.run()
         return report
 
 
-class Job:
-    """One conversion at work. ``show``: draw a line on a terminal; ``force``: replace what is at the destination;
-    ``strict``: refuse what would be a note; ``checksums``: keep those of what is read and written; ``request``: what
-    was asked for, and ``sha256``: whether its manifest has those of tensors."""
+@dataclass(frozen=True)
+class RunOptions:
+    """In which way a conversion works, whatever it writes: see `convert`."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        show: bool,
-        threads: int | None,
-        force: bool = False,
-        strict: bool = False,
-        checksums: bool = True,
-        request: Request | None = None,
-        sha256: bool = False,
-    ) -> None:
-        if sha256 and not checksums:
+    progress: bool = False
+    threads: int | None = None
+    force: bool = False
+    strict: bool = False
+    checksums: bool = True
+    manifest: bool = False
+    device: Device = field(default=Device())
+
+    def __post_init__(self) -> None:
+        if self.manifest and not self.checksums:
             raise ValueError("manifest must be left out without checksums")
-        self.manifest = Manifest(plan.target, request) if checksums else None
-        self.sha256 = sha256
-        self.plan, self.force, self.strict, self.checksums = plan, force, strict, checksums
+
+
+class Job:
+    """One conversion at work; ``request``: what was asked for, None where it was a merge."""
+
+    def __init__(self, plan: Plan, how: RunOptions, request: Request | None = None) -> None:
+        self.plan, self.how = plan, how
+        self.manifest = Manifest(plan.target, request) if how.checksums else None
         self.checkpoint, self.target = plan.checkpoint, plan.target
         self.notes = list(plan.notes)
         self.losses: dict[str, Loss] = {}
         self.not_finite: dict[str, int] = {}
         self.rounded: dict[str, dict[str, Any]] = {}
-        self.progress = Progress(plan.nbytes, show)
-        self.threads = thread_count(threads)
-        if force:
+        self.progress = Progress(plan.nbytes, how.progress)
+        self.threads = thread_count(how.threads)
+        if how.force:
             check_replaceable(plan.destination, plan.into_directory)
 
     def _identity(self) -> Identity:
@@ -211,7 +214,7 @@ class Job:
     def run(self) -> Any:
         begin, others = time.monotonic(), beside(self.checkpoint)
         self._check_strict()
-        work = Work(self.plan.destination, self._identity(), directory=self.plan.into_directory, replace=self.force)
+        work = Work(self.plan.destination, self._identity(), directory=self.plan.into_directory, replace=self.how.force)
         with work.kept_when_interrupted():
             if not work.finished:
                 work.check_space(self._new_bytes())
@@ -229,10 +232,10 @@ class Job:
 
     def _write_manifest(self, work: Work) -> None:
         """Beside the weights of a directory, and of a file where it is asked for."""
-        if self.manifest is None or not (self.plan.into_directory or self.sha256):
+        if self.manifest is None or not (self.plan.into_directory or self.how.manifest):
             return
         sha256 = None
-        if self.sha256:
+        if self.how.manifest:
             output = {name: sha256_of_file(work.out / name, self.threads) for name, _ in self.plan.files}
             sha256 = {"source": sha256_of_tensors(self.checkpoint.home, self.threads), "files": output}
         self.manifest.write(place_of(work.out / ("" if self.plan.into_directory else work.destination.name)), sha256)
@@ -262,7 +265,7 @@ class Job:
         return [*self.notes, *finite, *told, *(f"{c.found.name}: {c.note}" for c in self.plan.choices if c.note)]
 
     def _check_strict(self) -> None:
-        notes = [one for one in self._all_notes() if not isinstance(one, Remark)] if self.strict else []
+        notes = [one for one in self._all_notes() if not isinstance(one, Remark)] if self.how.strict else []
         if notes:
             more = f", and {len(notes) - 1} more" if len(notes) > 1 else ""
             raise ValueError(f"strict: there must be nothing to note, there is: {notes[0]}{more}")
@@ -276,7 +279,7 @@ class Job:
         return self.plan.nbytes
 
     def _write_files(self, files: Files, work: Work) -> None:
-        self.checkpoint.sums = Sums() if self.checksums else None
+        self.checkpoint.sums = Sums() if self.how.checksums else None
         earlier.look(self.checkpoint, files, work)
         work.remove_others(dict(files))
         with contextlib.closing(Workers(self.threads)) as workers:
@@ -326,7 +329,7 @@ class Job:
     def _fill(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
         """Write tensors, and say now and then which are on disk."""
         done = work.done(name)
-        writer.sums = Sums() if self.checksums else None
+        writer.sums = Sums() if self.how.checksums else None
         dtypes = {output: spec[0] for choice in choices for output, spec in choice.outputs.items() if spec[0] in FLOATS}
         sink = Sink(writer, workers, self.progress.add, dtypes)
         pending: dict[str, Done] = {}
@@ -355,7 +358,7 @@ class Job:
             said = self.rounded.get(choice.found.name)
             rounded = {} if said is None else {choice.found.name: said}
             pending[name_of] = Done(self.checkpoint.sums or Sums(), writer.sums or Sums(), counts, losses, rounded)
-            if self.checksums:
+            if self.how.checksums:
                 self.checkpoint.sums, writer.sums = Sums(), Sums()
             self._keep(name, [choice], pending[name_of])
             written += choice.nbytes
@@ -369,7 +372,7 @@ class Job:
 
     def _is_there(self, choice: Choice, writer: PlannedWriter, done: Done) -> bool:
         """Whether a tensor's bytes are those that an earlier run wrote."""
-        return not self.checksums or all(writer.has(output, done.wrote) for output in choice.outputs)
+        return not self.how.checksums or all(writer.has(output, done.wrote) for output in choice.outputs)
 
     def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
         bridge, metadata = self.target.bridge, dict(self.plan.words)

@@ -33,7 +33,7 @@ from breccia.checkpoint.planning.shares import shares
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reports import ConvertReport
 from breccia.checkpoint.writing import part_sums
-from breccia.checkpoint.writing.convert import Job
+from breccia.checkpoint.writing.convert import RunOptions, Job
 from breccia.checkpoint.writing.work import Done, Work, check_destination, names_folder
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Piece:
             BlockingIOError: another process is at work on this part.
             OSError: the disk is full or the like. What is done is kept, and the same call goes on from there.
         """
-        where = (self.source, self.destination, self.request, self.parts)
-        with _opened(*where, progress, threads, checksums=checksums, device=Device.of(device)) as job:
+        how = RunOptions(progress, threads, checksums=checksums, device=Device.of(device))
+        with _opened(self.source, self.destination, self.request, self.parts, how) as job:
             if job.identity != self.identity:
                 raise ValueError(f"source {self.source} must be as it was planned for, it is another now: plan again")
             return job.convert_part(self.part)
@@ -128,7 +128,7 @@ def plan(
         FileExistsError: the destination is there.
     """
     request = Request(to, **options)
-    with _opened(source, destination, request, parts, False, 1) as job:
+    with _opened(source, destination, request, parts, RunOptions(threads=1)) as job:
         return [
             Piece(
                 source=os.fspath(source),
@@ -160,8 +160,8 @@ def convert_part(
 ) -> dict[str, Any]:
     """`Piece.run` of one part of `plan`, which is planned once."""
     request = Request(to, **options)
-    where = Device.of(device)
-    with _opened(source, destination, request, parts, progress, threads, checksums=checksums, device=where) as job:
+    how = RunOptions(progress, threads, checksums=checksums, device=Device.of(device))
+    with _opened(source, destination, request, parts, how) as job:
         return job.convert_part(part)
 
 
@@ -201,7 +201,7 @@ def finish(
     """
     request = Request(to, **options)
     count = _count(path_of(destination, "destination")) if parts is None else parts
-    with _opened(source, destination, request, count, progress, None, strict, checksums) as job:
+    with _opened(source, destination, request, count, RunOptions(progress, strict=strict, checksums=checksums)) as job:
         return job.finish()
 
 
@@ -229,13 +229,9 @@ def _opened(
     destination: str | os.PathLike[str],
     request: Request,
     parts: int,
-    show: bool,
-    threads: int | None,
-    strict: bool = False,
-    checksums: bool = True,
-    device: Device = Device(),  # noqa: B008
+    how: RunOptions,
 ) -> Iterator[_Parts]:
-    wanted = request.target(device)
+    wanted = request.target(how.device)
     parts = count_of(parts, "parts", MAX_PARTS)
     source = path_of(source, "source")
     place = path_of(destination, "destination")
@@ -247,7 +243,7 @@ def _opened(
         raise FileExistsError(f"{error}: it is complete, and {parts_of(place)} is not needed any more") from None
     with request.opened(source, wanted) as (checkpoint, target):
         plan = Planner(checkpoint, target).plan(place, names_folder(destination))
-        yield _Parts(plan, parts, show, threads, strict=strict, checksums=checksums, request=request)
+        yield _Parts(plan, parts, how, request)
 
 
 class _Parts(Job):
@@ -260,21 +256,11 @@ class _Parts(Job):
         identity: what the parts depend on.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        parts: int,
-        show: bool,
-        threads: int | None,
-        *,
-        strict: bool,
-        checksums: bool,
-        request: Request,
-    ) -> None:
-        super().__init__(plan, show, threads, strict=strict, checksums=checksums, request=request)
+    def __init__(self, plan: Plan, parts: int, how: RunOptions, request: Request) -> None:
+        super().__init__(plan, how, request)
         self.kept: dict[str, Done] = {}
         self._of_parts: part_sums.OfParts = {}
-        self.show, self.parts, self.folder = show, parts, parts_of(plan.destination)
+        self.parts, self.folder = parts, parts_of(plan.destination)
         self.flat = [(name, choice) for name, choices in self.plan.files for choice in choices]
         self.read = self._read()
         costs = [read + choice.nbytes for read, (_, choice) in zip(self.read, self.flat, strict=True)]
@@ -317,7 +303,7 @@ class _Parts(Job):
         """Make one part, if it is not there."""
         begin, files = time.monotonic(), self._files_of(part)
         total = sum(choice.nbytes for _, choices in files for choice in choices)
-        self.progress = Progress(total, self.show)
+        self.progress = Progress(total, self.how.progress)
         there = self._there(part)
         if not there:
             self._make_part(part, files)
@@ -339,7 +325,7 @@ class _Parts(Job):
                 self._write_files(files, work)
                 self._check_unchanged()
                 with work.noting():
-                    part_sums.write(work.out, self.kept, self.checksums)
+                    part_sums.write(work.out, self.kept, self.how.checksums)
                     disk.write_file(work.out / _MARK, self.identity.encode())
             work.finish()
 
@@ -358,8 +344,8 @@ class _Parts(Job):
             )
         places = {self._place(part): dict(self._files_of(part)) for part in range(1, self.parts + 1)}
         for place in places:
-            self._of_parts |= {(place, name): done for name, done in part_sums.read(place, self.checksums).items()}
-        if self.checksums:
+            self._of_parts |= {(place, name): done for name, done in part_sums.read(place, self.how.checksums).items()}
+        if self.how.checksums:
             part_sums.check_source(self.checkpoint, self._of_parts, self.threads)
         for (place, name), done in self._of_parts.items():
             super()._keep(name, places[place][name], done)
@@ -402,7 +388,7 @@ class _Parts(Job):
             if writer is not None:
                 writer.abort()
             raise ValueError(f"{path} must be as its part wrote it, it is not: {part_sums.again(path.parent)}")
-        if self.checksums:
+        if self.how.checksums:
             part_sums.check_written(writer, self._of_parts[path.parent, path.name].wrote, self.threads)
         return writer
 
