@@ -21,7 +21,7 @@ PACKAGE = ROOT / "python/breccia"
 LAYERS = {
     "facts": (
         "_core _moved _version layouts recipes recipe_names formats peers "
-        "value= value.form value.foreign value.inputs verbs.cast_options cli= cli.arguments cli.errors cli.terminal "
+        "value= value.form value.foreign value.inputs verbs.cast_options screen "
         "schemes.inputs schemes.labels schemes.layers schemes.matching schemes.patterns schemes.rules schemes.toml "
         "schemes.value"
     ),

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from breccia.cli.terminal import is_terminal
+from breccia.screen import is_terminal
 
 __all__ = ["Progress"]
 

@@ -19,7 +19,8 @@ from breccia.cli.arguments import Parser, add_common, add_device, count, json_la
 from breccia.cli.errors import Terminated, said, terminable
 from breccia.cli.printing import Shown, show, show_json
 from breccia.cli.rounding import add_rounding
-from breccia.cli.terminal import plain_characters, streams, wrapped
+from breccia.cli.terminal import plain_characters, streams
+from breccia.screen import wrapped
 
 __all__ = ["main"]
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from breccia import bridges
 from breccia.bridges.contract import FileFormat
-from breccia.cli.errors import one_line
-from breccia.cli.terminal import COLUMNS, after, amount, fitted, wrapped
+from breccia.screen import COLUMNS, after, amount, fitted, one_line, wrapped
 
 if TYPE_CHECKING:
     from breccia.checkpoint.planning.targets import Target

@@ -11,7 +11,7 @@ from breccia.cli.arguments import progress_of
 from breccia.cli.errors import said
 from breccia.cli.printing import Shown
 from breccia.cli.rounding import rounding_lines
-from breccia.cli.terminal import after, wrapped
+from breccia.screen import after, wrapped
 
 if TYPE_CHECKING:
     from breccia.checkpoint.reports import ConvertReport

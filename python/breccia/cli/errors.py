@@ -10,9 +10,9 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Terminated", "lines_of", "one_line", "said", "terminable"]
+from breccia.screen import one_line
 
-_LONGEST = 2000
+__all__ = ["Terminated", "said", "terminable"]
 
 
 class Terminated(KeyboardInterrupt):
@@ -34,22 +34,6 @@ def terminable() -> Iterator[None]:
     finally:
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def one_line(text: str) -> str:
-    """Text whose control characters a terminal would obey, escaped: names in a file can have any."""
-    if text.isprintable() and len(text) <= _LONGEST:
-        return text
-    words = " ".join(text.split("\n"))
-    clean = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in words)
-    return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]} …"
-
-
-def lines_of(texts: list[str]) -> list[str]:
-    """`one_line` of each: all are looked at together, since nearly all stay as they are."""
-    if "".join(texts).isprintable() and max(map(len, texts), default=0) <= _LONGEST:
-        return texts
-    return [one_line(text) for text in texts]
 
 
 def said(error: BaseException) -> str:

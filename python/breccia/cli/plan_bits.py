@@ -11,7 +11,7 @@ from typing import Any
 from breccia.cli.arguments import add_common, number, progress_of, size
 from breccia.cli.conversion import amount, next_step, notes
 from breccia.cli.printing import Shown
-from breccia.cli.terminal import after, wrapped
+from breccia.screen import after, wrapped
 
 __all__ = ["add_plan_bits", "plan_bits"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is printed on a terminal of 80 columns, which may not know every character."""
+"""Standard streams that may be closed or full, and a terminal that may not know every character."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ import codecs
 import contextlib
 import os
 import sys
-import textwrap
 from collections.abc import Iterator
 from typing import Any, cast
 
-from breccia.cli.errors import one_line
+from breccia.screen import is_terminal, one_line
 
-__all__ = ["COLUMNS", "after", "amount", "fitted", "is_terminal", "plain_characters", "streams", "wrapped"]
+__all__ = ["plain_characters", "streams"]
 
-COLUMNS = 80
 
 _PLAIN = {"×": "x", "…": "...", "−": "-", "–": "-", "←": "<-"}
-
-
-def amount(nbytes: int) -> str:
-    """Bytes for people: 5.75 MB."""
-    size, unit = float(nbytes), "bytes"
-    for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
-        if size < 999.5 or unit == "PB":
-            break
-        size /= 1000
-    return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:.3g} {unit}"
 
 
 class _Stream:
@@ -69,14 +57,6 @@ class _Stream:
                 os.close(nowhere)
 
 
-def is_terminal(stream: Any) -> bool:
-    """Whether a stream is there, open and a terminal."""
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, OSError, ValueError):
-        return False
-
-
 @contextlib.contextmanager
 def streams() -> Iterator[None]:
     """While inside, errors of standard output and standard error are not raised. At the end, standard error tells of
@@ -110,24 +90,3 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end
-
-
-def fitted(start: str, *ends: str) -> list[str]:
-    """One line of at most 80 columns; else every end on a line of its own: names are what people copy, and stay
-    whole."""
-    line = "  ".join([start, *ends])
-    return [line] if len(line) <= COLUMNS else [start.rstrip(), *(f"       {end}" for end in ends)]
-
-
-def after(name: str, text: str) -> list[str]:
-    """One line of at most 80 columns; else the text on a line below the name, which people copy."""
-    line = f"{name} {text}"
-    return [line] if len(line) <= COLUMNS else [name, f"  {text}"]
-
-
-def wrapped(text: str, indent: int = 2) -> list[str]:
-    """Lines of at most 80 columns, words whole, all but the first so far to the right."""
-    text = one_line(text)
-    if len(text) <= COLUMNS:
-        return [text]
-    return textwrap.wrap(text, COLUMNS, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

@@ -8,8 +8,8 @@ import argparse
 from breccia.cli.arguments import add_common, count, progress_of, size
 from breccia.cli.conversion import amount, next_step, notes
 from breccia.cli.printing import Shown
-from breccia.cli.terminal import after
 from breccia.peers import require
+from breccia.screen import after
 
 __all__ = ["add_calibrate", "add_evaluate", "calibrate", "evaluate"]
 

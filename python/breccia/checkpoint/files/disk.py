@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from breccia.cli.terminal import amount
+from breccia.screen import amount
 
 __all__ = ["before"]
 

@@ -22,7 +22,7 @@ from typing import Any
 from breccia.bridges.dialect import PLACES
 from breccia.bridges.parts import Found
 from breccia.checkpoint.reading.models import is_turned
-from breccia.cli.errors import one_line
+from breccia.screen import one_line
 
 __all__ = ["Architecture", "architecture"]
 

@@ -27,9 +27,9 @@ from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.checkpoint.reports import CompleteReport
 from breccia.checkpoint.writing.manifest import NAME, Written
-from breccia.cli.terminal import wrapped
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import traps
+from breccia.screen import wrapped
 
 __all__ = ["complete", "render"]
 

@@ -15,9 +15,8 @@ from breccia.checkpoint.reading.account import keys_of, unread_modules
 from breccia.checkpoint.reading.logical import Batch, Said
 from breccia.checkpoint.reading.source import Checkpoint, without_collection
 from breccia.checkpoint.reports import InspectReport
-from breccia.cli.errors import lines_of
-from breccia.cli.terminal import fitted, wrapped
 from breccia.schemes import ModelScheme, folded
+from breccia.screen import fitted, lines_of, wrapped
 
 __all__ = ["describe", "inspect", "lines", "scheme_lines"]
 

@@ -13,8 +13,7 @@ import numpy as np
 from breccia.checkpoint.planning.layer_moments import LayerMoments, energy
 from breccia.checkpoint.planning.smoothing import moments_of_smoothed
 from breccia.checkpoint.reports import OutputErrorReport
-from breccia.cli.errors import one_line
-from breccia.cli.terminal import wrapped
+from breccia.screen import one_line, wrapped
 
 if TYPE_CHECKING:
     from breccia.bridges.parts import Found

@@ -20,7 +20,7 @@ from breccia.checkpoint.planning.plan import Planner
 from breccia.checkpoint.planning.request import Request
 from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing import manifest
-from breccia.checkpoint.writing.convert import RunOptions, Job
+from breccia.checkpoint.writing.convert import Job, RunOptions
 from breccia.checkpoint.writing.work import Work
 
 __all__ = ["rederive", "render", "statement"]

@@ -11,8 +11,7 @@ from typing import Any
 
 from breccia.checkpoint.judging.output_error import lines_of
 from breccia.checkpoint.reports import VerifiedTensor, VerifyReport
-from breccia.cli.errors import one_line
-from breccia.cli.terminal import fitted, wrapped
+from breccia.screen import fitted, one_line, wrapped
 
 __all__ = ["render"]
 

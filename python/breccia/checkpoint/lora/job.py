@@ -23,7 +23,7 @@ from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.identity import Identity, digest
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing import outputs
-from breccia.checkpoint.writing.convert import RunOptions, Job
+from breccia.checkpoint.writing.convert import Job, RunOptions
 from breccia.checkpoint.writing.execute import as_dtype, cast_for
 from breccia.checkpoint.writing.finite import counted
 from breccia.checkpoint.writing.losses import Loss

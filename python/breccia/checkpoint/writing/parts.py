@@ -33,7 +33,7 @@ from breccia.checkpoint.planning.shares import shares
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reports import ConvertReport
 from breccia.checkpoint.writing import part_sums
-from breccia.checkpoint.writing.convert import RunOptions, Job
+from breccia.checkpoint.writing.convert import Job, RunOptions
 from breccia.checkpoint.writing.work import Done, Work, check_destination, names_folder
 
 if TYPE_CHECKING:
