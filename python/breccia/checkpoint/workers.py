@@ -15,10 +15,15 @@ import numpy as np
 
 from breccia.checkpoint.arguments import count_of
 
-__all__ = ["PIECE", "Workers", "thread_count"]
+__all__ = ["PIECE", "Workers", "runs", "thread_count"]
 
 MAX_THREADS = 1 << 10
 PIECE = 4 << 20  # bytes of output at a time: several fit in a cache, and writing them costs few calls
+
+
+def runs(count: int, step: int = 1024) -> Iterator[slice]:
+    """The rows of a matrix, so many at a time."""
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def thread_count(threads: int | None) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from breccia.recipe_names import suggestion
 
 __all__ = ["Parser", "add_common", "add_device", "count", "json_last", "number", "part", "progress_of", "size", "whole"]
 
 
+Number = TypeVar("Number")
 # Commands by what other programs call them.
 _COMMANDS = {
     **dict.fromkeys(("quantize", "quantise", "compress", "export", "save"), "convert"),
@@ -75,18 +77,19 @@ def count(text: str) -> int:
 
 def number(text: str) -> float:
     """An argument that is any number. Raises ArgumentTypeError where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
+    return _read(float, text, "a number")
 
 
 def whole(text: str) -> int:
     """An argument that is any whole number. Raises ArgumentTypeError where it is none."""
+    return _read(int, text, "a whole number")
+
+
+def _read(kind: Callable[[str], Number], text: str, what: str) -> Number:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
 
 
 def size(text: str) -> int:

@@ -124,14 +124,14 @@ class MergeInPlace(Merge):
         return PlannedWriter(path, whole.file.read(0, start), spans, whole.file.size, resume=True)
 
 
-def _encoded(kind: str, values: Any, offset: float) -> tuple[Any, Callable[[int, int], Any]]:
+def _encoded(kind: str, values: Any, offset: float) -> tuple[Any, Callable[[slice], Any]]:
     """Values as a type of the file has them, and the values of rows of that."""
     if kind in _ENCODED:
         encode, decode = _ENCODED[kind].encode, _ENCODED[kind].decode
         assert encode is not None
         assert decode is not None
         blocks = encode(values)
-        return blocks, lambda start, stop: decode(blocks[start:stop])
+        return blocks, lambda rows: decode(blocks[rows])
     moved = values + np.float32(offset) if offset else values
     array = as_dtype(moved, kind)
-    return array, lambda start, stop: float32(array[start:stop]) - np.float32(offset)
+    return array, lambda rows: float32(array[rows]) - np.float32(offset)

@@ -26,6 +26,7 @@ from breccia.checkpoint.judging.plot import scales_of
 from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.checkpoint.reports import CompleteReport
+from breccia.checkpoint.workers import runs
 from breccia.checkpoint.writing.manifest import NAME, Written
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import traps
@@ -42,7 +43,6 @@ _OF_ACTIVATIONS = re.compile(r"(^|[._])(input|output|k|v|q|prob|kv|pre_quant|log
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LAYERS = re.compile(r"(^|\.)(layers|layer|h|blocks|block|blk)$")
 _HARMLESS = (AS_NUMBERS, "shown flat", "as breccia 0.1.3 wrote them")
-_ROWS = 1 << 22  # elements looked at together
 
 
 def complete(path: str | os.PathLike[str]) -> CompleteReport:
@@ -163,8 +163,8 @@ def _unwritten(found: Found, flat: Any) -> bool:
 
 def _of_values(array: Any) -> list[str]:
     flat, bad = array.reshape(-1), 0
-    for start in range(0, flat.size, _ROWS):
-        piece = values(flat[start : start + _ROWS]).astype(np.float64)
+    for some in runs(flat.size, 1 << 22):
+        piece = values(flat[some]).astype(np.float64)
         bad += int(np.count_nonzero(~np.isfinite(piece)))
     return [f"{bad} elements are not finite"] if bad else []
 

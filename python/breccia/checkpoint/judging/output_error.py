@@ -13,6 +13,7 @@ import numpy as np
 from breccia.checkpoint.planning.layer_moments import LayerMoments, energy
 from breccia.checkpoint.planning.smoothing import moments_of_smoothed
 from breccia.checkpoint.reports import OutputErrorReport
+from breccia.checkpoint.workers import runs
 from breccia.screen import one_line, wrapped
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from breccia.moments import Moments, MomentsFile
 
 __all__ = ["OutputErrors", "lines_of", "output_error"]
-
-_ROWS = 1024  # of a weight that are in memory in double precision
 
 
 def output_error(reference: Any, tensor: Any, moments: Moments) -> float:
@@ -41,10 +40,10 @@ def _error(reference: Any, tensor: Any, of: Callable[[int | None], Moments]) -> 
     wrong = right = 0.0
     for expert in range(len(reference)) if len(reference.shape) == 3 else (None,):
         w, v = (reference, tensor) if expert is None else (reference[expert], tensor[expert])
-        for start in range(0, w.shape[0], _ROWS):
-            rows = np.asarray(w[start : start + _ROWS], np.float64)
-            wrong += energy(rows - np.asarray(v[start : start + _ROWS], np.float64), of(expert))
-            right += energy(rows, of(expert))
+        for rows in runs(w.shape[0]):  # that are in memory in double precision
+            exact = np.asarray(w[rows], np.float64)
+            wrong += energy(exact - np.asarray(v[rows], np.float64), of(expert))
+            right += energy(exact, of(expert))
     return math.sqrt(max(wrong, 0.0) / right) if right > 0 else math.nan
 
 

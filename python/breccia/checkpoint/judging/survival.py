@@ -14,10 +14,9 @@ from breccia.bridges.outside import values
 from breccia.bridges.parts import Found
 from breccia.checkpoint.lora.adapters import Change, open_adapter
 from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.workers import runs
 
 __all__ = ["Survival"]
-
-_ROWS = 1024  # at a time
 
 
 class Survival:
@@ -54,8 +53,7 @@ class Survival:
         before, after = _values(old), _values(new)
         change, wanted = change.of(found), np.empty_like(before)
         dot = norm = 0.0
-        for start in range(0, before.shape[0], _ROWS):
-            rows = slice(start, min(start + _ROWS, before.shape[0]))
+        for rows in runs(before.shape[0]):
             asked = _asked(change, rows, before)
             part = comparison.kept(before[rows], after[rows], asked)
             dot, norm = dot + part[0], norm + part[1]
@@ -76,4 +74,4 @@ def _asked(change: Change, rows: slice, old: Any) -> Any:
     """What was to be added to some rows."""
     if change.whole is not None:
         return float32(change.whole.read()).reshape(old.shape)[rows] - old[rows]
-    return change.rows(rows.start, rows.stop)
+    return change.rows(rows)

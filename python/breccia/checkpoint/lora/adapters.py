@@ -75,11 +75,11 @@ class Change:
         """In the logical order of axes: what a float checkpoint keeps turned is turned back when it is read."""
         return replace(self, turned=False) if found.origin.turned else self
 
-    def rows(self, start: int, stop: int) -> Array:
+    def rows(self, rows: slice) -> Array:
         """What is added to some rows, float32."""
         if self.turned:
-            return (float32(self.b) @ float32(self.a[:, start:stop])).T * np.float32(self.scale)
-        return (float32(self.b[start:stop]) @ float32(self.a)) * np.float32(self.scale)
+            return (float32(self.b) @ float32(self.a[:, rows])).T * np.float32(self.scale)
+        return (float32(self.b[rows]) @ float32(self.a)) * np.float32(self.scale)
 
 
 @dataclass

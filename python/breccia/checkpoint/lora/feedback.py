@@ -18,12 +18,12 @@ import numpy as np
 from breccia import _core, formats, verbs
 from breccia.bridges.packing import pack_nibbles
 from breccia.calibration.error_feedback import matrix_of_moments
+from breccia.checkpoint.workers import runs
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["OfMoments", "OfRows", "round_change"]
 
 Array = Any
-_ROWS = 1024  # at a time
 _BATCH = 64  # columns whose remainders feed each other before a product feeds the rest
 _DAMP = 0.05  # of moments: added to the diagonal, in its mean
 _REST = 0.03  # λ: what a remainder counts by itself, beside 1 in the directions of the change: benchmarks/lora_merge.py
@@ -143,9 +143,7 @@ def _rounded(form: ScaledTensor, values: Array, feed: Feed, drawn: Array) -> Arr
 def _pieces(form: ScaledTensor) -> Iterator[slice]:
     """Runs of rows, whole blocks each."""
     tall = max(form.layout.block.rows, 1)
-    step = max(_ROWS // tall, 1) * tall
-    for start in range(0, form.shape[0], step):
-        yield slice(start, min(start + step, form.shape[0]))
+    return runs(form.shape[0], max(1024 // tall, 1) * tall)
 
 
 def _kept_scales(old: ScaledTensor, values: Array, nearest: ScaledTensor) -> ScaledTensor:

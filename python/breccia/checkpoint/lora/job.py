@@ -22,6 +22,7 @@ from breccia.checkpoint.lora.rounding import MergeRounding
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.identity import Identity, digest
 from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.workers import runs
 from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.convert import Job, RunOptions
 from breccia.checkpoint.writing.execute import as_dtype, cast_for
@@ -35,7 +36,6 @@ from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Merge"]
 
-_ROWS = 1024  # at a time
 _ENOUGH = 0.9  # of a change: less is noted
 
 
@@ -90,9 +90,8 @@ class Merge(Job):
             return float32(change.whole.read())
         whole = np.array(float32(values(self.checkpoint.load(found))))
         if change is not None:
-            for start in range(0, whole.shape[0], _ROWS):
-                stop = min(start + _ROWS, whole.shape[0])
-                whole[start:stop] += change.of(found).rows(start, stop)
+            for rows in runs(whole.shape[0]):
+                whole[rows] += change.of(found).rows(rows)
         self.bad[found.name] = counted(whole)
         return whole
 
@@ -129,22 +128,20 @@ class Merge(Job):
         if change is None:
             return nearest
         made = self.rounding.again(found.name, old, values, nearest, change.of(found))
-        self.note_kept(found, values, lambda start, stop: verbs.dequantize(made[start:stop]))
+        self.note_kept(found, values, lambda rows: verbs.dequantize(made[rows]))
         return made
 
-    def note_kept(self, found: Found, values: Any, made: Callable[[int, int], Any]) -> None:
+    def note_kept(self, found: Found, values: Any, made: Callable[[slice], Any]) -> None:
         """Take note of how much of a low-rank change is in what was made. ``values`` are float32 with the change, in
-        the logical order of axes; ``made`` gives rows of what is written in their place, from one to another,
-        likewise."""
+        the logical order of axes; ``made`` gives rows of what is written in their place, likewise."""
         change = self.adapter.changes.get(found.name)
         if change is None or change.whole is not None:
             return
         asked = lost = 0.0
-        for start in range(0, values.shape[0], _ROWS):
-            stop = min(start + _ROWS, values.shape[0])
-            part = change.of(found).rows(start, stop).astype(np.float64)
+        for rows in runs(values.shape[0]):
+            part = change.of(found).rows(rows).astype(np.float64)
             asked += float((part * part).sum())
-            lost += float((part * (values[start:stop] - made(start, stop))).sum())
+            lost += float((part * (values[rows] - made(rows))).sum())
         if asked > 0 and np.isfinite(lost):
             self.rounded[found.name] = {"asked": asked, "kept": 1 - lost / asked}
 
@@ -178,5 +175,5 @@ class Merge(Job):
             values = np.swapaxes(values, -1, -2)
         array = as_dtype(values, dtype)
         if not choice.found.origin.turned:
-            self.note_kept(choice.found, values, lambda start, stop: float32(array[start:stop]))
+            self.note_kept(choice.found, values, lambda rows: float32(array[rows]))
         sink.put(name, np.ascontiguousarray(array))

@@ -27,12 +27,12 @@ from breccia.checkpoint.planning.layer_moments import energy, experts_of
 from breccia.checkpoint.planning.targets import Target, parse_target
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, is_float
+from breccia.checkpoint.workers import runs
 from breccia.recipes import has_exponents
 from breccia.schemes.toml import table_of
 
 __all__ = ["Group", "Option", "plan_bits", "spread", "to_toml"]
 
-_ROWS = 1024  # of a weight whose errors are looked at together
 _ENTRY = 1024  # bytes that the header of a file takes at most for the parts of a tensor
 
 
@@ -290,8 +290,8 @@ def _add(
 
 
 def _compare(matrix: Any, importance: Any, moments: Any, targets: Mapping[str, Target], sums: _Sum, kind: str) -> None:
-    rows = [(start, min(start + _ROWS, matrix.shape[0])) for start in range(0, matrix.shape[0], _ROWS)]
-    right = sum(energy(matrix[a:b], moments) for a, b in rows)
+    every = list(runs(matrix.shape[0]))
+    right = sum(energy(matrix[rows], moments) for rows in every)
     sums.right[kind] = sums.right.get(kind, 0.0) + right
     for name, wrong in sums.wrong.items():
         recipe = targets[name].recipe
@@ -299,7 +299,7 @@ def _compare(matrix: Any, importance: Any, moments: Any, targets: Mapping[str, T
         if not targets[name].float_dtype and recipe is not None:
             by = None if has_exponents(recipe) else importance  # which groups with exponents do not take
             made = verbs.dequantize(verbs.cast(matrix, recipe, importance=by))
-            lost = sum(energy(matrix[a:b] - made[a:b], moments) for a, b in rows)
+            lost = sum(energy(matrix[rows] - made[rows], moments) for rows in every)
         wrong[kind] = wrong.get(kind, 0.0) + lost
 
 

@@ -143,7 +143,8 @@ class Planner:
         to_convert = self._to_convert(found)
         if together := _together(to_convert):
             self.target = dataclasses.replace(self.target, together=together)
-        self._check_patterns(to_convert)
+        if target.include or target.exclude:
+            self._check_patterns(to_convert)
         self.choices = [self._choose(one, self.target) for one in to_convert]
         self._add_activations()
         self.choices += made_anew(checkpoint, self.target)

@@ -85,9 +85,6 @@ class Request:
         for option in ("imatrix", "moments"):
             if (path := getattr(self, option)) is not None:
                 path_of(path, option)
-        self._check_rounding()
-
-    def _check_rounding(self) -> None:
         if self.imatrix is not None and self.moments is not None:
             raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
         if not isinstance(self.smooth, bool):

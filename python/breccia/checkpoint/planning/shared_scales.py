@@ -19,12 +19,12 @@ from breccia.bridges.written import same_grid
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.workers import runs
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Cast", "Shared", "amax_of", "cast_shared", "fused", "is_wide", "share", "unlike"]
 
-_ROWS = 1024  # at a time
 Cast = Callable[[Any, ScalingRecipe], ScaledTensor]
 
 
@@ -47,16 +47,11 @@ def amax_of(values: Any) -> np.float32:
     """The largest magnitude of a matrix, but for what is not finite."""
     values = outside.comparable(values)
     largest = np.float32(0)
-    for start in range(0, values.shape[0], _ROWS):
-        rows = np.abs(_floats(values, start, min(start + _ROWS, values.shape[0])))
-        largest = max(largest, rows.max(initial=0, where=np.isfinite(rows)))
+    for rows in runs(values.shape[0]):
+        part = values[rows]
+        sizes = np.abs(verbs.dequantize(part) if isinstance(part, ScaledTensor) else float32(part))
+        largest = max(largest, sizes.max(initial=0, where=np.isfinite(sizes)))
     return np.float32(largest)
-
-
-def _floats(values: Any, start: int, stop: int) -> Any:
-    if isinstance(values, ScaledTensor):
-        return verbs.dequantize(values[start:stop])
-    return float32(values[start:stop])
 
 
 def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tuple[list[Choice], list[str]]:

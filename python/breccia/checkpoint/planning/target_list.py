@@ -98,7 +98,6 @@ def meant(spelled: str) -> str:
         return f"did you mean {_FLOAT_NAMES[spelled]}?"
     if spelled in _OTHERS:
         return _OTHERS[spelled]
-    known = [row["name"] for row in targets()]
     if found := [name for name in known if name.partition(":")[2] == spelled]:
         return f"did you mean {' or '.join(found[:4])}?"
     if re.fullmatch(r"(?:gguf:)?iq\d(?:_\w+)?", spelled):

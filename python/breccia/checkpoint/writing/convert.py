@@ -143,8 +143,10 @@ def convert(
             and torch is not.
         OSError: the disk is full or the like. What is done is kept, and the same call goes on from there.
     """
-    options: Any = {name: value for name, value in locals().items() if name in Options.__annotations__}
+    options: Any = dict(zip(Options.__annotations__, map(locals().get, Options.__annotations__), strict=True))
     request = Request(to, **options)
+    if manifest and not checksums:
+        raise ValueError("manifest must be left out without checksums")
     quiet = progress and not dry_run, threads, force and not dry_run
     how = RunOptions(*quiet, strict, checksums, manifest, Device.of(device))
     wanted = request.target(how.device)
@@ -170,10 +172,6 @@ class RunOptions:
     checksums: bool = True
     manifest: bool = False
     device: Device = field(default=Device())
-
-    def __post_init__(self) -> None:
-        if self.manifest and not self.checksums:
-            raise ValueError("manifest must be left out without checksums")
 
 
 class Job:

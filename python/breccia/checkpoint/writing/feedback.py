@@ -22,6 +22,7 @@ from breccia.checkpoint.planning.rounding import FEWEST
 from breccia.checkpoint.planning.shared_scales import Cast, amax_of
 from breccia.checkpoint.planning.smoothing import moments_of_smoothed
 from breccia.checkpoint.planning.targets import Feedback, Target
+from breccia.checkpoint.workers import runs
 from breccia.moments import Moments
 from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
@@ -29,7 +30,6 @@ from breccia.value import joining
 
 __all__ = ["encoded", "rounded"]
 
-_ROWS = 1024  # of a weight whose errors are looked at together
 # How a matrix is cast by a recipe, with the amax that it shares or None, and by which function or None: to nearest.
 Make = Callable[[Any, ScalingRecipe, Any, "Cast | None"], ScaledTensor]
 
@@ -113,13 +113,11 @@ class _Layer:
     def _measure(self, matrix: Any, both: tuple[Any, Any], moments: Moments) -> None:
         """Add what is lost by what was made, and by rounding to nearest: ScaledTensors, or their values."""
         of = _energy_of(moments, self.device)
-        for start in range(0, matrix.shape[0], _ROWS):
-            stop = min(start + _ROWS, matrix.shape[0])
-            rows = np.asarray(matrix[start:stop], np.float32)
-            parts = (one[start:stop] for one in both)
-            lost = (rows - (verbs.dequantize(one) if isinstance(one, ScaledTensor) else one) for one in parts)
+        for rows in runs(matrix.shape[0]):
+            exact, parts = np.asarray(matrix[rows], np.float32), (one[rows] for one in both)
+            lost = (exact - (verbs.dequantize(one) if isinstance(one, ScaledTensor) else one) for one in parts)
             with np.errstate(invalid="ignore", over="ignore"):
-                self.energies += [*map(of, lost), of(rows)]
+                self.energies += [*map(of, lost), of(exact)]
 
     def report(self) -> dict[str, Any]:
         gptq, nearest, weight = self.energies.tolist()
