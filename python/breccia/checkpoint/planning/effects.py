@@ -8,6 +8,7 @@ from typing import Any
 
 from breccia import recipe_names
 from breccia.checkpoint.planning.activations import Activations
+from breccia.checkpoint.planning.asked import Asked
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target, parse_target
 from breccia.checkpoint.reading.source import Checkpoint
@@ -27,7 +28,8 @@ def without_effect(
     """Notes on options that change nothing here; patterns and data are looked at elsewhere. ``activations`` has made
     its `choices`."""
     held = [] if target.asked is None else [(one, target.asked.rule(one.found.name)) for one in choices]
-    notes = [*_of_scales(target, choices, held), *_of_a_scheme(target, held)]
+    notes = list(_of_scales(target, choices, held))
+    notes += () if target.asked is None else _of_a_scheme(target.asked, held)
     if target.asked is not None and target.asked.amax is not None and not activations.made_of_amax:
         notes.append(
             f"magnitudes of {target.asked.amax.path} (--amax) have no part in what is written: no static scale of "
@@ -77,10 +79,7 @@ def _without_options(target: Target) -> ScalingRecipe | None:
     return bare.recipe or bare.default
 
 
-def _of_a_scheme(target: Target, held: Sequence[Held]) -> Iterator[str]:
-    asked = target.asked
-    if asked is None:
-        return
+def _of_a_scheme(asked: Asked, held: Sequence[Held]) -> Iterator[str]:
     rules = [rule for one, rule in held if one.recipe is not None]
     if asked.activations and not any(rule is None or rule.inputs is UNSAID for rule in rules):
         why = "no layer is quantized" if not rules else "the rules say how the inputs of every layer are"

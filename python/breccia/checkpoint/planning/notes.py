@@ -7,6 +7,7 @@ import math
 from operator import attrgetter
 
 from breccia.bridges.parts import Found
+from breccia.checkpoint.planning.asked import Asked
 from breccia.checkpoint.planning.choices import LEFT, QUANTIZED, Choice, has_one_level, largest_group
 from breccia.checkpoint.planning.model_config import modules_of
 from breccia.checkpoint.planning.remarks import Remark, some
@@ -39,15 +40,13 @@ def of_nothing(target: Target, choices: list[Choice]) -> list[str]:
     return [f"no tensor is quantized: none of the source has a place in {target.spelled}"]
 
 
-def of_rules(target: Target, choices: list[Choice], found: list[Found]) -> list[str]:
+def of_rules(asked: Asked, target: Target, choices: list[Choice], found: list[Found]) -> list[str]:
     """Patterns of a scheme that match nothing, and parts of a fused layer that have not one recipe."""
-    if target.asked is None:
-        return []
-    unmatched = [str(one) for one in target.asked.unmatched(one.name for one in found)]
+    unmatched = [str(one) for one in asked.unmatched(one.name for one in found)]
     for module, recipe in modules_of(choices).items():
-        target.asked.inputs(module, recipe)  # may refuse
+        asked.inputs(module, recipe)  # may refuse
     notes = [f"patterns of the scheme match no layer: {some(unmatched)}"] if unmatched else []
-    notes += target.asked.not_written()
+    notes += asked.not_written()
     apart = unlike(choices, target)
     if apart:
         said = "parts of a layer that servers fuse have different recipes, which vLLM and SGLang refuse"

@@ -203,7 +203,7 @@ class Planner:
         return [
             *changed_meaning(checkpoint, target, choices, config),
             *self._note_nothing(),
-            *notes.of_rules(target, choices, found),
+            *(() if target.asked is None else notes.of_rules(target.asked, target, choices, found)),
             *notes.of_group_size(target, choices),
             *self._note_levels(),
             *(notes.of_class(target, choices) if target.alone.unknown else ()),
