@@ -179,9 +179,10 @@ def test_a_model_inside_of_another_module_is_marked(tmp_path):
     assert torch.equal(logits(opened(tmp_path)), y)
 
 
-def test_an_inner_model_quantized_alone_saves_with_the_outer(tmp_path):
+@pytest.mark.parametrize("recipe", ["int8", "int4", "nvfp4", "mxfp4"])
+def test_an_inner_model_quantized_alone_saves_with_the_outer(recipe, tmp_path):
     model = llama()
-    breccia.quantize_(model.model, "int8")
+    breccia.quantize_(model.model, recipe)
     y = logits(model)
     model.save_pretrained(tmp_path)
     assert torch.equal(logits(opened(tmp_path)), y)
@@ -202,13 +203,18 @@ def test_inspect_names_the_format(tmp_path):
     assert "weight_data" not in shown
 
 
-def test_peft_takes_layers_without_an_import_of_ours(tmp_path):
-    """In a process of its own, for an import lasts."""
-    code = (
-        "import pytest, lora_peer; peft = lora_peer.peft(); lora_peer.hide(pytest.MonkeyPatch())\n"
-        "import torch, breccia\n"
+@pytest.mark.parametrize("first", ["peft", "layers"])
+def test_peft_takes_layers_without_an_import_of_ours(first):
+    """Whichever is first; in a process of its own, for an import lasts."""
+    peer = "import pytest, lora_peer; lora_peer.hide(pytest.MonkeyPatch()); peft = lora_peer.peft()\n"
+    layers = (
+        "import importlib.util, torch, breccia\n"
         "m = breccia.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 64)), 'mxfp8')\n"
-        "w = peft.get_peft_model(m, peft.LoraConfig(target_modules=['0']))\n"
+        "assert importlib.util.find_spec('peft').name == 'peft'\n"  # as libraries ask whether it is there
+    )
+    code = (
+        (peer + layers if first == "peft" else layers + peer)
+        + "w = peft.get_peft_model(m, peft.LoraConfig(target_modules=['0']))\n"
         "assert type(w.base_model.model[0]).__name__ == 'QuantizedLora'\n"
     )
     here = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}

@@ -130,27 +130,47 @@ def test_accelerate_dispatches_a_checkpoint(tmp_path):
     x = torch.randn(4, 256)
     assert torch.equal(again(x), first(x))
     other = made(breccia.INT8Scaling(scale_dtype="fp16"))
-    with pytest.raises((ValueError, RuntimeError), match="weight_data must be codes of "):
+    with pytest.raises((ValueError, RuntimeError), match=r'weight_data must be codes of |in "weight_form"'):
         accelerate.load_checkpoint_and_dispatch(other, str(tmp_path / "model.safetensors"), device_map={"": "cpu"})(x)
 
 
 def test_checkpoints_of_torch_distributed(tmp_path):
     import torch.distributed.checkpoint as dcp
 
-    for of, into in (
-        ("mxfp8", "mxfp8"),
-        ("mxfp6-e2m3", "mxfp6-e3m2"),
-        ("nvfp4", "nvfp4-divisor"),
-        ("block", "block-e8m0"),
-    ):
-        first, other = (torch.nn.Sequential(layer(cases.RECIPES[name])) for name in (of, into))
-        dcp.save({"model": first.state_dict()}, checkpoint_id=tmp_path / of, no_dist=True)
+    recipes = {**cases.RECIPES, **{f: breccia.MXFP6BlockScaling(f) for f in ("E2M3", "E3M2")}}
+    layers = {name: torch.nn.Sequential(layer(recipe)) for name, recipe in recipes.items()}
+    parts = {
+        name: {n: (p.shape, p.dtype) for n, p in one.state_dict().items() if not n.endswith("weight_form")}
+        for name, one in layers.items()
+    }
+    alike = [pair for pair in itertools.product(layers, layers) if parts[pair[0]] == parts[pair[1]]]
+    loaded = set()
+    for of, into in alike:
+        if not (tmp_path / of).exists():
+            dcp.save({"model": layers[of].state_dict()}, checkpoint_id=tmp_path / of, no_dist=True)
+        other = torch.nn.Sequential(layer(recipes[into], torch.zeros(256, 256)))
+        before = {name: part.clone() for name, part in other.state_dict().items()}
         state = {"model": other.state_dict()}
         try:
             dcp.load(state, checkpoint_id=tmp_path / of, no_dist=True)
             other.load_state_dict(state["model"])
         except (RuntimeError, dcp.api.CheckpointException):
-            assert of != into
+            assert all(_same(before[name], part) for name, part in other.state_dict().items()), (of, into)
             continue
-        assert of == into
-        assert torch.equal(breccia.dequantize(other[0].weight), breccia.dequantize(first[0].weight))
+        loaded.add((of, into))
+        assert torch.equal(breccia.dequantize(other[0].weight), breccia.dequantize(layers[of][0].weight)), (of, into)
+    assert {(name, name) for name in layers} <= loaded and len(alike) > len(loaded)
+    assert {("mxfp8", "mxfp8-floor"), ("mxfp8-mse", "mxfp8"), ("block", "block-mse")} <= loaded, "codes mean the same"
+    assert ("E2M3", "E3M2") in alike and ("E2M3", "E3M2") not in loaded
+
+
+def test_torch_distributed_loads_codes_of_a_weight_of_another_dtype(tmp_path):
+    """What a weight was before decides no value."""
+    import torch.distributed.checkpoint as dcp
+
+    first, other = (layer("mxfp8", WEIGHT.to(dtype)) for dtype in (torch.bfloat16, torch.float32))
+    dcp.save({"model": first.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    other.load_state_dict(state["model"])
+    assert _same(other.weight_data, first.weight_data)

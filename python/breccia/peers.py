@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import importlib.util
 import re
+import sys
 from typing import Any
 
 # Peers whose own name is not that of their module.
@@ -39,6 +42,41 @@ def require_version(module: str, extra: str) -> Any:
             name=module,
         )
     return peer
+
+
+def beside(peer: str) -> None:
+    """Import breccia's module for a peer, if it is imported, or when it is; one that is too old is left alone."""
+    if peer in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"breccia.{peer}")
+    elif not any(isinstance(finder, _Later) and finder.peer == peer for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Later(peer))
+
+
+class _Later:
+    """A finder of one module, as others find it, that calls `beside` when it is imported."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer, self._asking = peer, False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The module's spec."""
+        if name != self.peer or self._asking:
+            return None
+        self._asking = True
+        try:
+            spec: Any = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                beside(name)
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 def _numbers(version: str) -> list[int]:

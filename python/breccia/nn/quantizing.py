@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 from breccia import verbs
 from breccia.nn.layers import QuantizedLinear
 from breccia.nn.selection import Selection
+from breccia.peers import beside
 from breccia.recipe_names import resolve
 from breccia.recipes import MXFP6BlockScaling
 from breccia.schemes.layers import Layer, Layers
@@ -98,9 +97,8 @@ def replace_layers(
     chosen.check_all_matched(names)
     for parent, name, new in made:
         setattr(parent, name, new)
-    if made and "peft" in sys.modules:  # whose adapters then take the layers
-        with contextlib.suppress(ImportError):
-            importlib.import_module("breccia.peft")
+    if made:
+        beside("peft")  # whose adapters then take the layers
     for library in ("transformers", "diffusers") if made else ():
         for module in reversed(list(model.modules())):  # what is around another comes last, and is what counts
             if hasattr(module, "save_pretrained") and any(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PARTS = tuple(f"weight_{part}" for part in form.PARTS)  # the buffers of a layer
 MEANING = "weight_form"  # the buffer of text
+_LEAST, _LENGTHS = 512, 1024  # of such a buffer
 # Fields that say how scales are found, not what codes under them mean.
 _FREE = {"scale_search", "scale_rule", "scale_rounding", "margin", "amax_history_len"}
 _warned: list[Any] = [None]  # what is one and the same in all layers of the last load that warned
@@ -39,9 +41,15 @@ def text_of(layer: QuantizedLinear) -> str:
 
 
 def meaning(layer: QuantizedLinear, device: Any = None) -> torch.Tensor:
-    """The buffer of text of a layer, on the device of its parts or another."""
-    text = list(text_of(layer).encode())
-    return torch.tensor(text, dtype=torch.uint8, device=layer.weight_data.device if device is None else device)
+    """The buffer of text of a layer, on the device of its parts or another. Spaces fill it up to a length that follows
+    from what the codes mean: `torch.distributed.checkpoint` writes into layers, but compares sizes before."""
+    text = text_of(layer)
+    length = _LEAST + zlib.crc32(_values(text).encode()) % _LENGTHS
+    return torch.tensor(
+        list(text.ljust(length).encode()),
+        dtype=torch.uint8,
+        device=layer.weight_data.device if device is None else device,
+    )
 
 
 def complete(layer: QuantizedLinear, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

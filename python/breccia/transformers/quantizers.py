@@ -393,9 +393,18 @@ def mark(model: Any) -> None:
         return
     if there is None:
         model.hf_quantizer = BrecciaQuantizer(BrecciaConfig(), pre_quantized=True)
+        model.register_state_dict_post_hook(_pairs_as_bytes)
     if isinstance(model.hf_quantizer, BrecciaQuantizer):
         model.hf_quantizer.marked = True
         model.config.quantization_config = model.hf_quantizer.quantization_config.take(model)
+
+
+def _pairs_as_bytes(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Makes bytes of two codes to a byte in a state: a model around this one may write it, and transformers opens no
+    file with such a dtype."""
+    for name, part in state.items():
+        if name.startswith(prefix) and getattr(part, "dtype", None) == torch.float4_e2m1fn_x2:
+            state[name] = part.view(torch.uint8)
 
 
 _KINDS: Mapping[str, type[_Quantizer]] = {"breccia": BrecciaQuantizer, "modelopt": ModelOptQuantizer}
