@@ -25,6 +25,7 @@ from breccia.bridges.contract import NAMED, FileFormat, Place
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, ghost
 from breccia.checkpoint import Checkpoint, convert, save_arrays
+from breccia.checkpoint.files import disk
 from breccia.checkpoint.planning.choices import stored_bytes
 from breccia.checkpoint.planning.targets import parse_target
 from breccia.checkpoint.reading.finding import Finder
@@ -45,7 +46,7 @@ def _model(bridge: FileFormat, folder: Path) -> Path:
     sample = bridge.sample
     arrays = {sample.name: values_of(bridge), "norm.weight": np.ones(sample.shape[-1], np.float32)}
     save_arrays(arrays, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(dict(sample.model)))
+    disk.write_file(folder / "config.json", json.dumps(dict(sample.model)).encode())
     return folder
 
 
