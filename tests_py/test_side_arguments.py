@@ -74,12 +74,16 @@ def test_arrays_of_every_framework(argument, bad, make):
         call(make, given)
 
 
+@pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("bad", ALONE)
 @pytest.mark.parametrize("argument", ARGUMENTS)
-def test_arrays_of_numpy(argument, bad):
+def test_arrays_of_numpy(argument, bad, make):
+    """Beside a tensor of any framework."""
     shape, call = ARGUMENTS[argument]
+    if (argument, make) == ("bias in training", mlx_array):
+        return  # which has no such products
     with pytest.raises((TypeError, ValueError), match=rf"\b{argument.partition(' ')[0].strip(',')}\b"):
-        call(numpy_array, ALONE[bad](shape))
+        call(make, ALONE[bad](shape))
 
 
 @pytest.mark.parametrize("argument", [name for name in ARGUMENTS if not name.startswith(("bias", "w"))])

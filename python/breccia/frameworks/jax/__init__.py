@@ -131,7 +131,7 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
     _core.plan_cast(list(x.shape), _spec(recipe))  # checks the shape
     if options.importance is not None and not (_is_known(options.seed) and is_concrete(x)):
         raise ValueError("x must not be traced for importance=, which searches on the CPU: cast outside of jax.jit")
-    known = _is_known(options.seed) and (options.amax is None or is_concrete(jnp.asarray(options.amax)))
+    known = _is_known(options.seed) and all(map(is_concrete, jax.tree.leaves(options.amax)))
     if is_here(x) and known and all(isinstance(n, int) for n in options.offset):
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
     elif options.importance is not None:
