@@ -138,7 +138,9 @@ def test_a_state_of_older_versions_is_read_or_refused(recipe, tmp_path):
     """Which has no texts: dtypes and shapes of its parts say what the codes are, or nothing does."""
     model = breccia.quantize_(llama(), recipe, exclude=["lm_head"])
     folder = unmarked(model, tmp_path / "state")
-    state = load_file(folder / "model.safetensors")
+    state, own = load_file(folder / "model.safetensors"), dict(model.named_buffers())
+    for name in state.keys() & own.keys():  # of two codes to a byte, which these versions left as they are
+        state[name] = state[name].view(own[name].dtype)
     save_file({n: part for n, part in state.items() if not n.endswith("_form")}, folder / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
     try:
@@ -152,18 +154,19 @@ def test_a_state_of_older_versions_is_read_or_refused(recipe, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in version")  # which diffusers calls
-def test_diffusers(tmp_path):
+def test_diffusers(tmp_path, monkeypatch):
+    lora_peer.hide(monkeypatch)
     diffusers = pytest.importorskip("diffusers")
     torch.manual_seed(0)
     sizes = {"num_attention_heads": 2, "attention_head_dim": 32, "in_channels": 4, "out_channels": 4, "num_layers": 1}
     sizes |= {"sample_size": 8, "patch_size": 2, "norm_num_groups": 4, "norm_type": "ada_norm_zero"}
-    model = diffusers.Transformer2DModel(**sizes, num_embeds_ada_norm=10).eval()
+    model = diffusers.DiTTransformer2DModel(**sizes, num_embeds_ada_norm=10).eval()
     breccia.quantize_(model, "mxfp8", exclude=["proj_out*"])
     x = torch.randn(1, 4, 8, 8)
     with torch.no_grad():
         y = model(x, timestep=torch.tensor([3]), class_labels=torch.tensor([1])).sample
         model.save_pretrained(tmp_path)
-        again = diffusers.Transformer2DModel.from_pretrained(tmp_path).eval()
+        again = diffusers.DiTTransformer2DModel.from_pretrained(tmp_path).eval()
         assert any(isinstance(layer, QuantizedLinear) for layer in again.modules())
         for p in again.parameters():  # torch's own products of floats depend on where in a file's map these lie
             p.data = p.data.clone()
