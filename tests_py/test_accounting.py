@@ -142,9 +142,9 @@ METHODS = {
 def test_a_scheme_does_not_call_high_precision_what_is_not_read(method: str, tmp_path: Path) -> None:
     arrays = {f"model.layers.0.mlp.up_proj.{name}": array for name, array in METHODS[method].items()}
     source = model(tmp_path / "in", arrays, {"quantization_config": {"quant_method": method}})
-    rule = breccia.scheme(source).rule("model.layers.0.mlp.up_proj")
+    rule = breccia.load_scheme(source).rule("model.layers.0.mlp.up_proj")
     assert str(rule) == f"{method}, not read here"
-    assert next(scheme_lines(source, breccia.scheme(source))) == f"mlp: {method}, not read here"
+    assert next(scheme_lines(source, breccia.load_scheme(source))) == f"mlp: {method}, not read here"
 
 
 ATTENTION = "model.layers.0.self_attn"
@@ -182,14 +182,14 @@ def test_modelopts_caches_of_every_kind_stay_whole(algorithm: str, tmp_path: Pat
         assert caches(tmp_path / to) == caches(source)
         said = json.loads((tmp_path / to / "hf_quant_config.json").read_text())["quantization"]
         assert said["kv_cache_quant_algo"] == algorithm
-        assert breccia.scheme(tmp_path / to).kv_cache == breccia.scheme(source).kv_cache
+        assert breccia.load_scheme(tmp_path / to).kv_cache == breccia.load_scheme(source).kv_cache
     for to in sorted(set(WRITTEN) - {"modelopt", "gpt-oss"}):
         report = convert(source, tmp_path / to, to)
         moved = (algorithm in ("FP8", "INT8") and to == "compressed-tensors") or (algorithm, to) == ("FP8", "quark")
         assert bool(caches(tmp_path / to)) == moved, to
         assert bool([note for note in report["notes"] if "KV cache" in note]) != moved, to
         if moved:
-            assert breccia.scheme(tmp_path / to).kv_cache == breccia.scheme(source).kv_cache
+            assert breccia.load_scheme(tmp_path / to).kv_cache == breccia.load_scheme(source).kv_cache
 
 
 @pytest.mark.parametrize(("kv", "factor"), [("int8", 448 / 127), ("nvfp4", 1), ("fp8", 1)])
@@ -222,7 +222,7 @@ def test_a_model_in_floats_with_a_quantized_cache(to: str, tmp_path: Path) -> No
     notes = [note for note in report["notes"] if "KV cache" in note]
     if to.partition(":")[0] in ("compressed-tensors", "modelopt", "quark"):
         assert sorted(caches(out).values()) == pytest.approx([KEYS, VALUES])
-        assert breccia.scheme(out).kv_cache == breccia.scheme(source).kv_cache
+        assert breccia.load_scheme(out).kv_cache == breccia.load_scheme(source).kv_cache
         assert not notes
     else:
         assert not caches(out)
@@ -238,7 +238,7 @@ def test_the_scale_of_both_keys_and_values_that_autofp8_writes(tmp_path: Path) -
     (source / "config.json").write_text(json.dumps(config))
     convert(source, tmp_path / "ct", "compressed-tensors", strict=True)
     assert caches(tmp_path / "ct") == {f"{ATTENTION}.k_scale": KEYS, f"{ATTENTION}.v_scale": KEYS}
-    assert str(breccia.scheme(tmp_path / "ct").kv_cache) == "FP8 static"
+    assert str(breccia.load_scheme(tmp_path / "ct").kv_cache) == "FP8 static"
     report = convert(source, tmp_path / "bf16", "bf16")
     assert not caches(tmp_path / "bf16")
     assert [note for note in report["notes"] if "KV cache (1, such as" in note]
@@ -322,7 +322,7 @@ def test_modelopts_w4a8_awq_stays_whole(tmp_path: Path) -> None:
     assert again.entries.keys() == one.entries.keys()
     for name in one.entries:
         assert again.array(name).tobytes() == one.array(name).tobytes(), name
-    assert breccia.scheme(tmp_path / "again") == breccia.scheme(source)
+    assert breccia.load_scheme(tmp_path / "again") == breccia.load_scheme(source)
     said = json.loads((tmp_path / "again" / "hf_quant_config.json").read_text())["quantization"]
     assert (said["quant_algo"], said["group_size"]) == ("W4A8_AWQ", 128)
     (found,) = (found for found in one.found if found.name == f"{start}weight")
@@ -373,7 +373,7 @@ def test_the_algorithm_of_experts_alone(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"]["moe_quant_algo"] = "NVFP4"
     (source / "config.json").write_text(json.dumps(config))
-    scheme = breccia.scheme(source)
+    scheme = breccia.load_scheme(source)
     assert str(scheme.rule("model.layers.0.mlp.experts.0.up_proj")) == "NVFP4 × NVFP4 local"
     assert str(scheme.rule(start[:-1])) == "FP8 128 × 128 × FP8 g128 dynamic"
     convert(source, tmp_path / "ct", "compressed-tensors")

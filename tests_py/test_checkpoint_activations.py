@@ -115,20 +115,20 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
             own.add(to)
             top = 2688 if breccia.load(out)[f"{LAYER}.weight"].recipe.name == "nvfp4" else 448
             assert (name, float(scale)) == (f"{LAYER}.input_scale", pytest.approx(AMAX / top, rel=1e-6))
-            assert breccia.scheme(out).rule(LAYER).inputs.when == ("local" if top == 2688 else "static")
+            assert breccia.load_scheme(out).rule(LAYER).inputs.when == ("local" if top == 2688 else "static")
             continue
         kept.add(to)
         if to.startswith(("torchao", "gguf")):
             of = "input_scale" if out.suffix else "_weight_act_per_tensor_scale"
             assert (name, float(scale.reshape(()))) == (f"{LAYER}.{of}", pytest.approx(AMAX / 2688, rel=1e-6))
-            assert breccia.scheme(out).rule(LAYER).inputs.when == "local"
+            assert breccia.load_scheme(out).rule(LAYER).inputs.when == "local"
             continue
         four = arrays.get(f"{LAYER}.weight_packed", arrays.get(f"{LAYER}.weight")).dtype == np.uint8
         multiplier = AMAX / (2688 if four else 448)
         if to.startswith("compressed-tensors"):
             assert name == f"{LAYER}.{'input_global_scale' if four else 'input_scale'}"
             assert float(scale[0]) == pytest.approx(1 / multiplier if four else multiplier, rel=1e-6)
-            assert breccia.scheme(out).rule(LAYER).inputs.when == ("local" if four else "static")
+            assert breccia.load_scheme(out).rule(LAYER).inputs.when == ("local" if four else "static")
             continue
         assert name == f"{LAYER}.input_scale"
         assert float(scale.reshape(())) == pytest.approx(multiplier, rel=1e-6), to

@@ -186,7 +186,7 @@ def test_an_outside_format_has_schemes_erasing_and_accounting(acme: FileFormat, 
     config = json.loads((source / "config.json").read_text())
     assert config["acme"] == {"rows": True}
     assert dialect_of(config["quantization_config"]) is acme.dialect
-    rule = breccia.scheme(source).rule(start[:-1])
+    rule = breccia.load_scheme(source).rule(start[:-1])
     assert rule is not None
     assert rule.weights == ROW
     for to in ("bf16", "compressed-tensors:int8", "modelopt:fp8", "nvfp4", "mlx:int4"):

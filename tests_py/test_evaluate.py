@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_dequantized_model(llama, tmp_path, to):
         pytest.importorskip("gguf")
     out = tmp_path / ("out.gguf" if to.startswith("gguf") else "out")
     convert(llama / "model", out, to)
-    report = breccia.evaluation.evaluate(llama / "model", out, texts(llama), length=50)
+    report = breccia.evaluate(llama / "model", out, texts(llama), length=50)
     state = {}
     for name, tensor in breccia.load(out).items():
         if isinstance(tensor, np.ndarray):
@@ -101,16 +101,41 @@ def test_figures_are_those_of_the_dequantized_model(llama, tmp_path, to):
 
 
 def test_a_model_is_no_way_from_itself(llama):
-    report = breccia.evaluation.evaluate(llama / "model", llama / "model", texts(llama), length=50, tokens=90)
+    report = breccia.evaluate(llama / "model", llama / "model", texts(llama), length=50, tokens=90)
     assert report["rows"] == 2
     assert report["kld"]["mean"] == {"value": 0.0, "error": 0.0}
     assert report["same_top"]["value"] == 1.0 and report["perplexity"]["ln_ratio"]["value"] == 0.0
 
 
+def test_a_model_in_memory_has_the_figures_of_its_files(llama, tmp_path):
+    """Of the layers that `quantize_` took, and the bytes that they take; the model is left as it was."""
+    convert(llama / "model", tmp_path / "out", "mxfp8")
+    options = {"length": 50, "tokens": 90}
+    wanted = breccia.evaluate(llama / "model", tmp_path / "out", texts(llama), **options)
+    model = transformers().AutoModelForCausalLM.from_pretrained(llama / "model", dtype=torch.float32).train()
+    model.model.layers[0].eval()
+    breccia.quantize_(model, "mxfp8", exclude=["lm_head"])
+    report = breccia.evaluate(llama / "model", model, texts(llama), **options)
+    assert all(_close(report[of], wanted[of]) for of in ("kld", "perplexity", "same_top"))
+    assert report["kld"]["mean"]["value"] > 0
+    assert report["checkpoint"] == "LlamaForCausalLM"
+    tables = 2 * 2 * 320 * 128  # bytes that embedding and head take more in float32 than in the files' bfloat16
+    assert 0 < report["bytes"]["checkpoint"] - wanted["bytes"]["checkpoint"] - tables < 6000  # norms and forms
+    assert model.training and not model.model.layers[0].training
+    with pytest.raises(TypeError, match="checkpoint must be a path"):
+        breccia.evaluate(llama / "model", 3, texts(llama), **options)
+
+
+def _close(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in a)
+    return a == pytest.approx(b, rel=1e-3, abs=1e-5)
+
+
 def test_a_few_logits_bound_the_divergence_from_below(llama, tmp_path):
     convert(llama / "model", tmp_path / "out", "mxfp4")
     means = [
-        breccia.evaluation.evaluate(llama / "model", tmp_path / "out", texts(llama), length=50, top_k=k)["kld"]["mean"]
+        breccia.evaluate(llama / "model", tmp_path / "out", texts(llama), length=50, top_k=k)["kld"]["mean"]
         for k in (1, 32, 319, 320)
     ]
     values = [mean["value"] for mean in means]
@@ -127,7 +152,7 @@ def test_inputs_are_quantized_on_the_way(llama, tmp_path, inputs):
     static = {"activations": "local", "amax": tmp_path / "m.safetensors"} if inputs == "file" else {}
     convert(llama / "model", tmp_path / "out", "compressed-tensors:nvfp4", **static)
     options = {"length": 50, "tokens": 100, "activations": inputs}
-    report = breccia.evaluation.evaluate(llama / "model", tmp_path / "out", texts(llama), **options)
+    report = breccia.evaluate(llama / "model", tmp_path / "out", texts(llama), **options)
     assert report["activations"] == {"inputs": inputs, "layers": 14}
     assert f"inputs          {inputs} of 14 layers" in breccia.evaluation.render(report)
     floats, raw = breccia.load(tmp_path / "out"), breccia.checkpoint.SafetensorsFile(tmp_path / "out/model.safetensors")
@@ -155,13 +180,13 @@ def test_inputs_are_quantized_on_the_way(llama, tmp_path, inputs):
         theirs = torch.cat([model(torch.from_numpy(row[None])).logits[:, :-1] for row in rows]).double().log_softmax(-1)
     kld = float((ours.exp() * (ours - theirs)).sum(-1).mean())
     assert report["kld"]["mean"]["value"] == pytest.approx(kld, rel=1e-3)
-    plain = breccia.evaluation.evaluate(llama / "model", tmp_path / "out", texts(llama), length=50, tokens=100)
+    plain = breccia.evaluate(llama / "model", tmp_path / "out", texts(llama), length=50, tokens=100)
     assert plain["activations"] == {"inputs": None, "layers": 0}
     assert plain["kld"]["mean"]["value"] != pytest.approx(kld, rel=1e-4)
 
 
 def test_inputs_of_a_float_model_are_those_that_convert_would_quantize(llama, tmp_path):
-    evaluate, text = breccia.evaluation.evaluate, texts(llama)
+    evaluate, text = breccia.evaluate, texts(llama)
     report = evaluate(llama / "model", llama / "model", text, length=50, tokens=50, activations="nvfp4")
     assert report["activations"]["layers"] == 14 and report["kld"]["mean"]["value"] > 0
     convert(llama / "model", tmp_path / "out", "nvfp4")
@@ -179,12 +204,12 @@ def test_a_full_disk_is_an_error_before_a_model_runs(llama, tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match=r"cannot reserve space for .*log_probabilities: .*, 501,760 bytes: .* --scratch"):
-        breccia.evaluation.evaluate(llama / "model", llama / "model", texts(llama), length=50, folder=tmp_path)
+        breccia.evaluate(llama / "model", llama / "model", texts(llama), length=50, folder=tmp_path)
     assert not any(tmp_path.iterdir())
 
 
 def test_bad_input_is_named(llama, tmp_path):
-    evaluate, text = breccia.evaluation.evaluate, texts(llama)
+    evaluate, text = breccia.evaluate, texts(llama)
     arrays = {name: value for name, value in breccia.load(llama / "model").items() if "k_proj" not in name}
     breccia.save(arrays, tmp_path / "less.safetensors")
     with pytest.raises(ValueError, match=r"less.safetensors must have every weight of the model, it lacks .*k_proj"):

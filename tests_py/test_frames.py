@@ -74,7 +74,7 @@ def test_a_slice() -> None:
 
 def test_a_layer() -> None:
     torch = pytest.importorskip("torch")
-    layer = breccia.quantize(torch.nn.Linear(256, 64), "nvfp4")
+    layer = breccia.quantize_layer(torch.nn.Linear(256, 64), "nvfp4")
     with torch.no_grad():
         entered = frames(lambda: layer(torch.from_numpy(X)))
     assert 0 < len(entered) <= 18, entered

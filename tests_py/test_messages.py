@@ -237,7 +237,7 @@ def test_numpys_integers_are_integers():
     assert breccia.PerBlockK(np.int32(64)) == breccia.PerBlockK(64)
     assert breccia.lora_init(X, "nvfp4", np.int64(2))[0].shape == (2, X.shape[1])
     torch = pytest.importorskip("torch")
-    layer = breccia.quantize(torch.nn.Linear(64, 32), "fp8", exact_rows=np.int64(2))
+    layer = breccia.quantize_layer(torch.nn.Linear(64, 32), "fp8", exact_rows=np.int64(2))
     assert type(layer.exact_rows) is int
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of modules before 0.4 lead to the modules of today."""
+"""Paths of modules before 0.4, and names of functions before 0.5, lead to those of today."""
 
 import importlib
 import subprocess
@@ -7,7 +7,7 @@ import sys
 
 import breccia
 import pytest
-from breccia._moved import MOVED
+from breccia._moved import MOVED, RENAMED
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -48,3 +48,22 @@ def test_a_moved_module_is_still_an_attribute():
 def test_what_never_was_is_not_found():
     with pytest.raises(ModuleNotFoundError, match=r"breccia\.nothing"):
         importlib.import_module("breccia.nothing")
+
+
+@pytest.mark.parametrize(
+    ("module", "old"), [("breccia", "quantize"), ("breccia", "scheme"), ("breccia.nn", "quantize")]
+)
+def test_an_old_name_of_a_function_warns_and_gives_the_new_one(module, old):
+    if module == "breccia.nn":
+        pytest.importorskip("torch")
+    holder, new = importlib.import_module(module), RENAMED[old]
+    sentence = rf"^{module}\.{old} is {module}\.{new}; the old name goes in 0\.6$"
+    with pytest.warns(DeprecationWarning, match=sentence) as warned:
+        assert getattr(holder, old) is getattr(holder, new)
+    assert warned[0].filename == __file__
+    assert old not in dir(holder)
+
+
+def test_a_name_that_never_was_is_an_error():
+    with pytest.raises(AttributeError, match="module 'breccia' has no attribute 'quantise'"):
+        breccia.quantise  # noqa: B018

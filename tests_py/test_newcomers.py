@@ -142,7 +142,7 @@ def test_a_file_of_moments_says_how_it_is_opened(tmp_path: Path) -> None:
 def test_torch_says_what_is_meant() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(60, 64))
-    for call in (lambda: breccia.quantize_(model, "nvfp4"), lambda: breccia.quantize(model[0], "nvfp4")):
+    for call in (lambda: breccia.quantize_(model, "nvfp4"), lambda: breccia.quantize_layer(model[0], "nvfp4")):
         with pytest.raises(ValueError, match=r"weight cannot be quantized: .* divisible by 16, got") as told:
             call()
         assert "cast w.T" not in str(told.value)  # which is no help to who has a layer

@@ -322,8 +322,8 @@ def test_packed_codes_stay_packed():
 
 def test_modules_to_save_of_codes_are_refused():
     """Their copy would not learn: a head that was quantized with the rest, or a block around such."""
-    model = torch.nn.ModuleDict({"block": base(), "1": breccia.quantize(torch.nn.Linear(8, 64), "fp8")})
-    model["head"] = breccia.quantize(torch.nn.Linear(64, 8), "fp8")
+    model = torch.nn.ModuleDict({"block": base(), "1": breccia.quantize_layer(torch.nn.Linear(8, 64), "fp8")})
+    model["head"] = breccia.quantize_layer(torch.nn.Linear(64, 8), "fp8")
     for name, target, kind in (("head", "first", "QuantizedLinear"), ("block", "1", "Block")):
         with pytest.raises(ValueError, match=f"modules_to_save must be modules without .* of codes.* got a {kind}"):
             peft.get_peft_model(copy.deepcopy(model), config(target_modules=[target], modules_to_save=[name]))

@@ -45,7 +45,7 @@ def source(request, tmp_path):
 
 def test_the_same_format_keeps_all_of_it(source, tmp_path):
     kind, folder = source
-    scheme = breccia.scheme(folder)
+    scheme = breccia.load_scheme(folder)
     assert scheme.rule(LAYER, ("LlamaAttention",)).inputs == HEADS
     assert scheme.rule(ATTENTION[0]).weights == breccia.Float8CurrentScaling(granularity="row")
     assert scheme.kv_cache == CACHES[kind][1]
@@ -57,14 +57,14 @@ def test_the_same_format_keeps_all_of_it(source, tmp_path):
     assert all(array.tobytes() == second[name].tobytes() for name, array in first.items())
     first, second = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "again"))
     assert first["quantization_config"] == second["quantization_config"]
-    assert breccia.scheme(tmp_path / "again") == scheme
+    assert breccia.load_scheme(tmp_path / "again") == scheme
     assert not [line for line in verify(folder, tmp_path / "again")["scheme"] if "→" in line]
 
 
 def test_requantized_it_stays_too(source, tmp_path):
     _, folder = source
     convert(folder, tmp_path / "out", "compressed-tensors", rules=["*.experts.*=nvfp4,inputs=none"])
-    scheme = breccia.scheme(tmp_path / "out")
+    scheme = breccia.load_scheme(tmp_path / "out")
     assert scheme.rule(LAYER, ("LlamaAttention",)).inputs == HEADS
     assert f"{LAYER}.q_scale" in Checkpoint(tmp_path / "out").entries
 
@@ -78,7 +78,7 @@ def test_other_formats_say_what_is_lost(to, source, tmp_path):
     assert lost in report["notes"], report["notes"]
     stored = Checkpoint(out).entries
     assert not [name for name in stored if "q_scale" in name]
-    said = breccia.scheme(out).kv_cache
+    said = breccia.load_scheme(out).kv_cache
     if kind != "none" and said != CACHES[kind][1]:
         assert [note for note in report["notes"] if "KV cache" in note]
         assert not [name for name in stored if name.endswith((".k_scale", ".v_scale"))]

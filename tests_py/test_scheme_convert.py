@@ -43,7 +43,7 @@ def arrays(path):
 @pytest.mark.parametrize("to", ["compressed-tensors", "modelopt"])
 def test_rules_make_a_mixed_model(to, model, tmp_path):
     report = convert(model, tmp_path / "out", to, rules=BOTH, kv="fp8")
-    scheme = breccia.scheme(tmp_path / "out")
+    scheme = breccia.load_scheme(tmp_path / "out")
     for module in ATTENTION:
         rule = scheme.rule(module)
         assert (rule.weights, rule.inputs) == (ROW, TOKEN), module
@@ -98,7 +98,7 @@ def test_activations_of_all_layers(recipe, when, model, moments, tmp_path):
             convert(model, tmp_path / "out", to, activations=when, **options)
         return
     report = convert(model, tmp_path / "out", to, activations=when, **options)
-    scheme, made = breccia.scheme(tmp_path / "out"), arrays(tmp_path / "out")
+    scheme, made = breccia.load_scheme(tmp_path / "out"), arrays(tmp_path / "out")
     changed = [note for note in report["notes"] if note.startswith("inputs of 10 layers")]
     if recipe == "fp8-block" and when == "none":
         assert changed == ["inputs of 10 layers: high precision → FP8 g128 dynamic"]
@@ -151,7 +151,7 @@ def test_what_no_rule_names_is_kept(model, moments, tmp_path):
     before = arrays(tmp_path / "a")
     report = convert(tmp_path / "a", tmp_path / "b", "modelopt", rules=["*.self_attn.*=fp8,inputs=static"])
     after = arrays(tmp_path / "b")
-    scheme = breccia.scheme(tmp_path / "b")
+    scheme = breccia.load_scheme(tmp_path / "b")
     for module in EXPERTS:
         for name in ("weight", "weight_scale", "weight_scale_2", "input_scale"):
             np.testing.assert_array_equal(before[f"{module}.{name}"], after[f"{module}.{name}"])
@@ -163,13 +163,13 @@ def test_what_no_rule_names_is_kept(model, moments, tmp_path):
     assert scheme.kv_cache == KVCache("float8_e4m3fn")
     assert report["requantized"]["tensors"] == 4
     convert(tmp_path / "b", tmp_path / "c", "modelopt", rules=["*.experts.*=none", "*.self_attn.*=kept,inputs=none"])
-    scheme = breccia.scheme(tmp_path / "c")
+    scheme = breccia.load_scheme(tmp_path / "c")
     assert all(scheme.rule(module).weights is None for module in EXPERTS)
     assert not [name for name in arrays(tmp_path / "c") if name.endswith("input_scale")]
     report = convert(tmp_path / "a", tmp_path / "d", "modelopt", kv="none")
-    assert breccia.scheme(tmp_path / "d").kv_cache is None
+    assert breccia.load_scheme(tmp_path / "d").kv_cache is None
     assert not any("KV cache" in note for note in report["notes"])
-    again = convert(tmp_path / "a", tmp_path / "e", "modelopt", scheme=breccia.scheme(tmp_path / "a"))
+    again = convert(tmp_path / "a", tmp_path / "e", "modelopt", scheme=breccia.load_scheme(tmp_path / "a"))
     assert (tmp_path / "e" / "model.safetensors").read_bytes() == (tmp_path / "a" / "model.safetensors").read_bytes()
     assert again["requantized"] is None
 
@@ -240,7 +240,7 @@ def test_gptq_says_bits_of_layers_by_name(model, tmp_path):
     said_of = said(tmp_path / "a")
     o_proj = said_of["dynamic"][r"+:^model\.layers\.0\.self_attn\.o_proj$"]
     assert (said_of["bits"], said_of["group_size"], o_proj) == (4, 128, {"bits": 8, "group_size": 64})
-    scheme = breccia.scheme(tmp_path / "a")
+    scheme = breccia.load_scheme(tmp_path / "a")
     assert scheme.rule(ATTENTION[3]).weights == breccia.INT8Scaling(group_size=64)
     assert scheme.rule(EXPERTS[0]).weights is None
     convert(tmp_path / "a", tmp_path / "b", "gptq")
@@ -296,7 +296,7 @@ def test_scales_of_keys_and_values_of_quark(to, tmp_path):
         "kv_cache_quant_config": {"*k_proj": {"output_tensors": QUARK}, "*v_proj": {"output_tensors": QUARK}},
     }
     (source / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": quark}))
-    assert breccia.scheme(source).kv_cache == KVCache("float8_e4m3fn")
+    assert breccia.load_scheme(source).kv_cache == KVCache("float8_e4m3fn")
     report = convert(source, tmp_path / "out", to)
     made = {name: float(array.reshape(())) for name, array in arrays(tmp_path / "out").items() if "output_" in name}
     assert not made
@@ -304,12 +304,12 @@ def test_scales_of_keys_and_values_of_quark(to, tmp_path):
         assert not [name for name in arrays(tmp_path / "out") if name.endswith(("k_scale", "v_scale"))]
         assert any("KV cache" in note for note in report["notes"])
         return
-    assert breccia.scheme(tmp_path / "out").kv_cache == KVCache("float8_e4m3fn")
+    assert breccia.load_scheme(tmp_path / "out").kv_cache == KVCache("float8_e4m3fn")
     middle = {"compressed-tensors": "", "modelopt": "{}_proj."}[to]
     names = {f"model.layers.0.self_attn.{middle.format(which)}{which}_scale" for which in "kv"}
     found = {name: float(arrays(tmp_path / "out")[name].reshape(())) for name in names}
     assert sorted(found.values()) == [0.125, 0.25]
-    assert breccia.scheme(tmp_path / "out").rule(ATTENTION[1]).inputs == STATIC
+    assert breccia.load_scheme(tmp_path / "out").rule(ATTENTION[1]).inputs == STATIC
 
 
 def test_transforms_stay_or_are_turned_back(model, tmp_path):
@@ -331,7 +331,7 @@ def test_the_scheme_of_one_model_makes_another_alike(model, moments, tmp_path, c
     convert(model, tmp_path / "a", "modelopt", rules=["*.self_attn.*=fp8,inputs=static", "*=nvfp4"], amax=moments)
     assert main(["inspect", str(tmp_path / "a"), "--toml"]) == 0
     (tmp_path / "scheme.toml").write_text(capsys.readouterr().out)
-    assert ModelScheme.from_toml((tmp_path / "scheme.toml").read_text()) == breccia.scheme(tmp_path / "a")
+    assert ModelScheme.from_toml((tmp_path / "scheme.toml").read_text()) == breccia.load_scheme(tmp_path / "a")
     convert(model, tmp_path / "b", "modelopt", scheme=tmp_path / "scheme.toml", amax=moments)
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     assert said(tmp_path / "a") == said(tmp_path / "b")
@@ -348,10 +348,10 @@ def test_outputs_stay_in_their_own_format(model, moments, tmp_path):
     (group,) = config["quantization_config"]["config_groups"].values()
     group["output_activations"] = dict(group["input_activations"])
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
-    outputs = breccia.scheme(tmp_path / "a").rule(ATTENTION[0]).outputs
+    outputs = breccia.load_scheme(tmp_path / "a").rule(ATTENTION[0]).outputs
     assert outputs == Activations("int8", "tensor", "static")
     assert convert(tmp_path / "a", tmp_path / "b", "compressed-tensors")["notes"] == []
-    assert breccia.scheme(tmp_path / "b").rule(ATTENTION[0]).outputs == outputs
+    assert breccia.load_scheme(tmp_path / "b").rule(ATTENTION[0]).outputs == outputs
     assert arrays(tmp_path / "a").keys() == arrays(tmp_path / "b").keys()
     assert said(tmp_path / "a") == said(tmp_path / "b")
     notes = convert(tmp_path / "a", tmp_path / "c", "int8")["notes"]

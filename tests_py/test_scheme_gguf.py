@@ -34,7 +34,7 @@ def model(tmp_path):
 def test_scales_of_inputs_there_and_back(model, tmp_path):
     moments = write_moments(tmp_path / "m.safetensors")
     convert(model, tmp_path / "mo", "modelopt", rules=["*.self_attn.*=nvfp4,inputs=local"], amax=moments)
-    wanted = {one.module: one.multiplier for one in breccia.scheme(tmp_path / "mo").scales}
+    wanted = {one.module: one.multiplier for one in breccia.load_scheme(tmp_path / "mo").scales}
     assert sorted(wanted) == sorted(ATTENTION)
     report = convert(tmp_path / "mo", tmp_path / "a.gguf", "gguf")
     assert not [note for note in report["notes"] if "→" in note or "activations" in note]
@@ -44,15 +44,15 @@ def test_scales_of_inputs_there_and_back(model, tmp_path):
     stored = {name: file.entries[name] for name in file.entries if name.endswith("input_scale")}
     assert sorted(stored) == [f"blk.0.attn_{name}.input_scale" for name in ("k", "output", "q", "v")]
     assert {(one.dtype, one.shape) for one in stored.values()} == {("F32", (1,))}
-    scheme = breccia.scheme(tmp_path / "a.gguf")
+    scheme = breccia.load_scheme(tmp_path / "a.gguf")
     assert {one.module: one.multiplier for one in scheme.scales} == wanted
     assert {one.name for one in scheme.scales} == set(stored)
     assert {scheme.rule(name).inputs for name in ATTENTION} == {LOCAL}
     again = convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "gguf", strict=True)
     assert again["requantized"] is None
-    assert breccia.scheme(tmp_path / "b.gguf") == scheme
+    assert breccia.load_scheme(tmp_path / "b.gguf") == scheme
     convert(tmp_path / "a.gguf", tmp_path / "back.safetensors", "modelopt")
-    back = breccia.scheme(tmp_path / "back.safetensors")
+    back = breccia.load_scheme(tmp_path / "back.safetensors")
     assert {one.module: one.multiplier for one in back.scales} == wanted
     assert {back.rule(name).inputs for name in ATTENTION} == {LOCAL}
 
@@ -68,6 +68,6 @@ def test_a_scale_is_written_beside_nvfp4_alone(model, tmp_path):
         "inputs of 3 layers: NVFP4 local → left to the program",
         "inputs of model.layers.0.self_attn.q_proj: FP8 static → left to the program",
     ]
-    scheme = breccia.scheme(tmp_path / "a.gguf")
+    scheme = breccia.load_scheme(tmp_path / "a.gguf")
     assert {scheme.rule(name).inputs for name in ATTENTION} == {UNSAID}
     assert scheme.scales == ()

@@ -36,7 +36,7 @@ def test_the_loader_waits_for_what_is_written(name, tmp_path):
 
     out = tmp_path / "out"
     convert(write_source(name, tmp_path), out, "compressed-tensors")
-    checkpoint, scheme = Checkpoint(out), breccia.scheme(out)
+    checkpoint, scheme = Checkpoint(out), breccia.load_scheme(out)
     config = checkpoint.quantization  # of config.json, or of the file's header where it is made of GGUF
     model = empty_model(checkpoint)
     said = QuantizationConfig.model_validate(config)

@@ -37,7 +37,7 @@ def one(source: Path, to: str, out: Path) -> str:
     except ValueError as error:
         assert len(str(error)) > 40
         return "refused"
-    before, after = breccia.scheme(source), breccia.scheme(out)
+    before, after = breccia.load_scheme(source), breccia.load_scheme(out)
     changed = differences(before, after, sorted(quantized(out)))
     for text in changed:
         what = text.partition(":")[0].split()[0]  # "inputs", "outputs" or "KV"
@@ -75,13 +75,16 @@ def test_there_and_back(name, sources, tmp_path):
     convert(sources(name), tmp_path / "same", to)
     same_model(sources(name), tmp_path / "same", exact=True)
     convert(sources(name), tmp_path / "there", other)
-    if breccia.scheme(tmp_path / "there").kv_cache == breccia.scheme(sources(name)).kv_cache and "INT8" not in name:
+    if (
+        breccia.load_scheme(tmp_path / "there").kv_cache == breccia.load_scheme(sources(name)).kv_cache
+        and "INT8" not in name
+    ):
         convert(tmp_path / "there", tmp_path / "back", to)
         same_model(sources(name), tmp_path / "back", exact=False)
 
 
 def same_model(first, second, exact):
-    before, after = breccia.scheme(first), breccia.scheme(second)
+    before, after = breccia.load_scheme(first), breccia.load_scheme(second)
     modules = sorted(quantized(first))
     assert modules == sorted(quantized(second))
     assert differences(before, after, modules) == []
@@ -120,7 +123,7 @@ def test_the_documented_table(results):
 def test_a_cache_of_fp8_survives_where_it_can(sources, tmp_path):
     name = "INT4 g128, KV FP8"
     convert(sources(name), tmp_path / "out", "modelopt")
-    assert breccia.scheme(tmp_path / "out").kv_cache == KVCache("float8_e4m3fn")
+    assert breccia.load_scheme(tmp_path / "out").kv_cache == KVCache("float8_e4m3fn")
 
 
 RECIPES = ["fp8", "fp8-row", "fp8-block", "nvfp4", "mxfp8", "mxfp4", "int8", "int8:64", "int4:64", "int4:asym:128"]
@@ -165,7 +168,7 @@ def test_what_is_read_is_what_was_asked_or_there_is_a_note(to, tmp_path):
         except ValueError as error:  # such as a format of one recipe that is asked for two
             assert len(str(error)) > 40
             continue
-        notes, read = " ".join(report["notes"]), breccia.scheme(out)
+        notes, read = " ".join(report["notes"]), breccia.load_scheme(out)
         opened = Checkpoint(out)
         found = {one.name.removesuffix(".weight"): opened.refined(one) for one in opened.found}
         for module in MODULES:
@@ -196,11 +199,11 @@ def test_compressed_tensors_accepts_what_is_said(name, sources, tmp_path):
     config = json.loads((tmp_path / "ct" / "config.json").read_text())
     if "quantization_config" not in config:
         return
-    before = breccia.scheme(tmp_path / "ct")
+    before = breccia.load_scheme(tmp_path / "ct")
     theirs = QuantizationConfig.model_validate(config["quantization_config"]).model_dump(mode="json")
     config["quantization_config"] |= {key: value for key, value in theirs.items() if key != "format"}
     (tmp_path / "ct" / "config.json").write_text(json.dumps(config))
-    after = breccia.scheme(tmp_path / "ct")
+    after = breccia.load_scheme(tmp_path / "ct")
     modules = sorted(quantized(tmp_path / "ct"))
     assert differences(before, after, modules) == []
     for module in modules:

@@ -70,7 +70,7 @@ def scales(path):
 def test_modelopt(kind, of_modelopt, tmp_path):
     source = of_modelopt / kind
     algorithm, recipe, inputs, cache = MODELOPT[kind]
-    scheme = breccia.scheme(source)
+    scheme = breccia.load_scheme(source)
     modules = modules_of(Checkpoint(source))
     assert len(modules) == 14
     for module in modules:
@@ -80,7 +80,7 @@ def test_modelopt(kind, of_modelopt, tmp_path):
     assert scheme.kv_cache == cache
     assert scheme.rule("lm_head").weights is None
     convert(source, tmp_path / "same", "modelopt", strict=algorithm != "W4A16_AWQ")
-    assert differences(scheme, breccia.scheme(tmp_path / "same"), modules) == []
+    assert differences(scheme, breccia.load_scheme(tmp_path / "same"), modules) == []
     first, second = scales(source), scales(tmp_path / "same")
     assert first.keys() == second.keys()
     for name, array in first.items():
@@ -92,14 +92,14 @@ def test_modelopt(kind, of_modelopt, tmp_path):
     assert said[0].get("kv_cache_quant_algo") == said[1].get("kv_cache_quant_algo")
     report = convert(source, tmp_path / "ct", "compressed-tensors")
     assert not [note for note in report["notes"] if "→" in note]
-    there = breccia.scheme(tmp_path / "ct")
+    there = breccia.load_scheme(tmp_path / "ct")
     assert differences(scheme, there, modules) == []
     if algorithm == "W4A16_AWQ":  # whose factors are multiplied into the weights
         return
     convert(tmp_path / "ct", tmp_path / "back", "modelopt")
-    assert differences(scheme, breccia.scheme(tmp_path / "back"), modules) == []
+    assert differences(scheme, breccia.load_scheme(tmp_path / "back"), modules) == []
     wanted = {(one.module, one.of): one.multiplier for one in scheme.scales}
-    got = {(one.module, one.of): one.multiplier for one in breccia.scheme(tmp_path / "back").scales}
+    got = {(one.module, one.of): one.multiplier for one in breccia.load_scheme(tmp_path / "back").scales}
     assert wanted.keys() == got.keys()
     for key, numbers in wanted.items():  # fused layers have the scale of the largest inputs
         assert got[key][0] >= numbers[0] * (1 - 2e-7)
@@ -109,7 +109,7 @@ def test_modelopt(kind, of_modelopt, tmp_path):
 def test_mlx(kind, of_mlx, tmp_path):
     source = of_mlx / kind
     said = json.loads((source / "config.json").read_text())["quantization"]
-    scheme = breccia.scheme(source)
+    scheme = breccia.load_scheme(source)
     modules = modules_of(Checkpoint(source))
     bits = {module: said[module]["bits"] for module in modules if isinstance(said.get(module), dict)}
     assert {*bits.values(), said["bits"]} >= {int(part) for part in kind.split("_")[1:]}
@@ -117,8 +117,8 @@ def test_mlx(kind, of_mlx, tmp_path):
         width = scheme.rule(module).weights
         assert str(bits.get(module, said["bits"])) in str(width), (module, width)
     convert(source, tmp_path / "same", "mlx", strict=True)
-    assert breccia.scheme(tmp_path / "same").rule("lm_head") == scheme.rule("lm_head")
-    assert differences(scheme, breccia.scheme(tmp_path / "same"), modules) == []
+    assert breccia.load_scheme(tmp_path / "same").rule("lm_head") == scheme.rule("lm_head")
+    assert differences(scheme, breccia.load_scheme(tmp_path / "same"), modules) == []
     again = json.loads((tmp_path / "same" / "config.json").read_text())["quantization"]
     for module in modules:
         assert again.get(module, again)["bits"] == said.get(module, said)["bits"], module

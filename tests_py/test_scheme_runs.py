@@ -91,7 +91,7 @@ def test_logits_are_those_of_compressed_tensors(recipe, when, models, moments, t
     assert report["requantized"] is None or report["requantized"]["lossless"] == report["requantized"]["tensors"]
     model = load(tmp_path / "own")
     assert len(layers(model)) == 14
-    scheme = breccia.scheme(tmp_path / "own")
+    scheme = breccia.load_scheme(tmp_path / "own")
     for name, layer in layers(model).items():
         assert str(scheme.rule(name).inputs) == label
         assert layer.activations is not None
@@ -113,7 +113,9 @@ def test_logits_are_those_of_compressed_tensors(recipe, when, models, moments, t
     model = load(tmp_path / "own")
     model.save_pretrained(tmp_path / "saved")
     assert run(load(tmp_path / "saved")).equal(got)
-    assert breccia.scheme(tmp_path / "saved").rule(next(iter(layers(model)))) == scheme.rule(next(iter(layers(model))))
+    assert breccia.load_scheme(tmp_path / "saved").rule(next(iter(layers(model)))) == scheme.rule(
+        next(iter(layers(model)))
+    )
 
 
 NVFP4 = breccia.NVFP4BlockScaling()
@@ -154,7 +156,7 @@ def test_what_is_quantized_on_load_is_saved_with_its_scheme(models, moments, tmp
     with breccia.moments.load_moments(moments) as known:
         model = load(models("llama"), quantization_config=BrecciaConfig(scheme=SCHEME, moments=dict(known)))
     model.save_pretrained(tmp_path / "saved")
-    scheme = breccia.scheme(tmp_path / "saved")
+    scheme = breccia.load_scheme(tmp_path / "saved")
     for name in layers(model):
         assert (scheme.rule(name).weights, scheme.rule(name).inputs) == (
             SCHEME.rule(name).weights,

@@ -76,7 +76,7 @@ def test_nothing_of_a_pickle_runs():
 
 
 def test_the_scheme_of_a_model_in_training(model):
-    scheme = breccia.scheme(model)
+    scheme = breccia.load_scheme(model)
     assert [scheme.rule(name).inputs if scheme.rule(name) else UNSAID for name in LAYERS] == [STATIC] * 3 + [UNSAID]
     assert {one.module: one.multiplier for one in scheme.scales} == {
         LAYERS[0]: (0.25,),
@@ -93,7 +93,7 @@ def test_scales_are_carried_to_fp8(to, model, tmp_path):
     assert not [name for name in stored if "_extra_state" in name]
     for i, name in enumerate(LAYERS[:3]):
         assert float(stored[f"{name}.input_scale"].reshape(())) == pytest.approx(1 / (4 * (i + 1)), rel=1e-6)
-    scheme = breccia.scheme(tmp_path / "out")
+    scheme = breccia.load_scheme(tmp_path / "out")
     assert [scheme.rule(name).inputs for name in LAYERS[:3]] == [STATIC] * 3
     assert [note for note in report["notes"] if "states of TransformerEngine (4" in note and "3 static scales" in note]
     assert not [note for note in report["notes"] if note.startswith("inputs of 3")]

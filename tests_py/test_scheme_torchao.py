@@ -34,7 +34,7 @@ def test_torchao_reads_how_inputs_are_quantized(recipe, tmp_path):
         kwargs = tensors[f"{name}.weight"].act_quant_kwargs
         assert kwargs is not None
         assert kwargs.__class__.__name__.startswith("QuantizeTensorTo")
-    scheme = breccia.scheme(tmp_path / "ao")
+    scheme = breccia.load_scheme(tmp_path / "ao")
     report = convert(tmp_path / "ao", tmp_path / "again", "torchao")
     assert not report["notes"]
     assert all(scheme.rule(name).inputs.when == "dynamic" for name in DENSE)
@@ -63,16 +63,16 @@ def test_static_scales_of_inputs_are_tensors_of_the_weight(recipe, inputs, role,
         tensor = theirs(tmp_path / "ao")[f"{name}.weight"]
         assert tensor.act_quant_kwargs is not None
         assert float(getattr(tensor, role)) == np.float32((2 + i) / top)
-    scheme = breccia.scheme(tmp_path / "ao")
+    scheme = breccia.load_scheme(tmp_path / "ao")
     assert [scheme.rule(name).inputs for name in DENSE] == [inputs] * 4
     assert sorted(one.module for one in scheme.scales) == sorted(DENSE)
     assert convert(tmp_path / "ao", tmp_path / "again", "torchao", strict=True)["notes"] == []
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "ao/model.safetensors").read_bytes()
     report = convert(tmp_path / "ao", tmp_path / "ct", "compressed-tensors")
     assert not [note for note in report["notes"] if "→" in note]
-    assert breccia.scheme(tmp_path / "ct").rule(DENSE[0]).inputs == inputs
+    assert breccia.load_scheme(tmp_path / "ct").rule(DENSE[0]).inputs == inputs
     assert convert(tmp_path / "ct", tmp_path / "back", "torchao")["notes"] == []
-    assert breccia.scheme(tmp_path / "back").rule(DENSE[0]).inputs == inputs
+    assert breccia.load_scheme(tmp_path / "back").rule(DENSE[0]).inputs == inputs
     report = convert(tmp_path / "ao", tmp_path / "mlx", "mlx")
     assert any(note.startswith("inputs of 4 layers") and "→" in note for note in report["notes"])
 
@@ -82,7 +82,7 @@ def test_each_tensor_says_how_its_inputs_are(tmp_path):
     rules = ["*.q_proj=fp8-row,inputs=dynamic", "*.k_proj=fp8-row,inputs=none", "*=nvfp4,inputs=dynamic"]
     report = convert(write_model(tmp_path / "bf16", DENSE), tmp_path / "ao", "torchao", rules=rules)
     assert not [note for note in report["notes"] if "→" in note]
-    scheme = breccia.scheme(tmp_path / "ao")
+    scheme = breccia.load_scheme(tmp_path / "ao")
     fp8 = Activations("float8_e4m3fn", "token", "dynamic")
     assert [scheme.rule(name).inputs for name in DENSE] == [fp8, None, NVFP4, NVFP4]
 
@@ -149,12 +149,12 @@ def test_what_torchao_makes_is_read_and_stays(kind, tmp_path):
     save_file(tensors, tmp_path / "ao/model.safetensors", metadata)
     said = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Any", "_data": {}}}}
     (tmp_path / "ao/config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": said}))
-    scheme = breccia.scheme(tmp_path / "ao")
+    scheme = breccia.load_scheme(tmp_path / "ao")
     assert scheme.rule("mlp.up_proj").inputs == inputs
     assert ModelScheme.from_toml(scheme.to_toml()) == scheme
     report = convert(tmp_path / "ao", tmp_path / "again", "torchao")
     assert not [note for note in report["notes"] if "→" in note or "left out" in note]
-    assert breccia.scheme(tmp_path / "again").rule("mlp.up_proj").inputs == inputs
+    assert breccia.load_scheme(tmp_path / "again").rule("mlp.up_proj").inputs == inputs
     before, after = (theirs(tmp_path / name)["mlp.up_proj.weight"] for name in ("ao", "again"))
     was, now = (getattr(one, "act_quant_kwargs", None) for one in (before, after))
     for name in ("use_dynamic_per_tensor_scale", "mapping_type", "granularity"):

@@ -304,12 +304,12 @@ def test_compressed_tensors_to_itself_keeps_inputs_and_cache(tmp_path, rng):
     said = compressed(NVFP4, NVFP4 | {"dynamic": "local"}, PART, form="nvfp4-pack-quantized")
     source = checkpoint(tmp_path / "in", nvfp4(rng, inputs=True, cache=True), said)
     report = convert(source, tmp_path / "out", "compressed-tensors")
-    assert differences(breccia.scheme(source), breccia.scheme(tmp_path / "out"), MODULES) == []
+    assert differences(breccia.load_scheme(source), breccia.load_scheme(tmp_path / "out"), MODULES) == []
     assert not [note for note in report["notes"] if "→" in note]
     assert "made one number" in " ".join(report["notes"])
     group = next(iter(kept(tmp_path / "out")["config_groups"].values()))
     assert group["input_activations"]["dynamic"] == "local"
-    by_module = {(one.module, one.of): one for one in breccia.scheme(tmp_path / "out").scales}
+    by_module = {(one.module, one.of): one for one in breccia.load_scheme(tmp_path / "out").scales}
     for module in MODULES[:3]:  # parts of one layer of a server, which takes the largest of what is stored
         assert by_module[module, "input"].multiplier == (np.float32(1) / np.float32(500),)
     assert by_module[MODULES[3], "input"].multiplier == (np.float32(1) / np.float32(503),)
@@ -323,15 +323,15 @@ def test_nvfp4_inputs_survive_both_ways(tmp_path, rng, target):
     convert(source, tmp_path / "out", target)
     convert(tmp_path / "out", tmp_path / "back", "compressed-tensors")
     for path in (tmp_path / "out", tmp_path / "back"):
-        assert breccia.scheme(path).rule(MODULES[0]).inputs == NVFP4_LOCAL
-        assert breccia.scheme(path).rule("lm_head").weights is None
+        assert breccia.load_scheme(path).rule(MODULES[0]).inputs == NVFP4_LOCAL
+        assert breccia.load_scheme(path).rule("lm_head").weights is None
 
 
 def test_inputs_by_token_survive(tmp_path, rng):
     said = compressed(PART | {"strategy": "channel"}, PART | {"strategy": "token", "dynamic": True})
     source = checkpoint(tmp_path / "in", fp8(rng, per_row=True), said)
     convert(source, tmp_path / "out", "compressed-tensors")
-    assert breccia.scheme(tmp_path / "out").rule(MODULES[0]).inputs == FP8_TOKEN
+    assert breccia.load_scheme(tmp_path / "out").rule(MODULES[0]).inputs == FP8_TOKEN
 
 
 def test_a_changed_meaning_is_a_note_and_verify_says_it(tmp_path, rng):
@@ -368,4 +368,4 @@ def test_inspect_prints_the_scheme(tmp_path, rng, capsys):
     assert "attention: NVFP4 × NVFP4 local" in printed
     assert "KV cache: FP8 static" in printed
     assert main(["inspect", str(source), "--scheme", "--json"]) == 0
-    assert ModelScheme.from_dict(json.loads(capsys.readouterr().out)) == breccia.scheme(source)
+    assert ModelScheme.from_dict(json.loads(capsys.readouterr().out)) == breccia.load_scheme(source)

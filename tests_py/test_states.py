@@ -21,7 +21,7 @@ WEIGHT = torch.from_numpy(cases.normal((256, 256)))
 def layer(recipe, weight=WEIGHT):
     linear = torch.nn.Linear(256, 256, bias=False)
     linear.weight.data = weight.clone()
-    return breccia.quantize(linear, recipe)
+    return breccia.quantize_layer(linear, recipe)
 
 
 LAYERS = {name: layer(recipe) for name, recipe in cases.RECIPES.items()}
@@ -86,7 +86,7 @@ def _same(a, b):
 
 def test_a_state_that_says_nothing_warns_once_or_as_is_chosen(monkeypatch):
     """As files of older versions."""
-    model = torch.nn.Sequential(*(breccia.quantize(torch.nn.Linear(64, 64), "mxfp8") for _ in range(3)))
+    model = torch.nn.Sequential(*(breccia.quantize_layer(torch.nn.Linear(64, 64), "mxfp8") for _ in range(3)))
     state = {name: part for name, part in model.state_dict().items() if not name.endswith("weight_form")}
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -106,7 +106,9 @@ def test_a_state_that_says_nothing_warns_once_or_as_is_chosen(monkeypatch):
 
 def test_parts_put_past_load_state_dict_are_checked():
     """As accelerate puts them, one by one."""
-    e2m3, e3m2 = (breccia.quantize(torch.nn.Linear(64, 64), breccia.MXFP6BlockScaling(f)) for f in ("E2M3", "E3M2"))
+    e2m3, e3m2 = (
+        breccia.quantize_layer(torch.nn.Linear(64, 64), breccia.MXFP6BlockScaling(f)) for f in ("E2M3", "E3M2")
+    )
     for name, part in e3m2.state_dict().items():
         if name != "bias":
             e2m3._buffers[name] = part

@@ -195,7 +195,7 @@ class SmolLM2(Model):
         return float(json.loads(known.read_text()))
 
     def judged(self, rounded: Weights) -> dict[str, Any]:
-        """Figures of `breccia.evaluation.evaluate`, each with its error."""
+        """Figures of `breccia.evaluate`, each with its error."""
         from breccia.evaluation import figures_of
         from breccia.evaluation.predictions import compared
 

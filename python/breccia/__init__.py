@@ -12,7 +12,8 @@ from breccia.calibration import calibrate
 from breccia.calibration.error_feedback import gptq
 from breccia.comparison import compare
 from breccia.device import cpu_info, gpu_info, num_threads, set_backend, set_num_threads
-from breccia.io import load, save, scheme
+from breccia.evaluation import evaluate
+from breccia.io import load, load_scheme, save
 from breccia.io import open as open  # noqa: A004 (breccia.open)
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.peers import require
@@ -38,18 +39,16 @@ from breccia.verbs.grouped import grouped_matmul
 from breccia.verbs.low_rank import lora_init
 from breccia.verbs.packed import PackedWeight, pack
 from breccia.verbs.prepared import PreparedWeight, prepare
-from breccia.verbs.quantize_model import quantize, quantize_
+from breccia.verbs.quantize_model import quantize_, quantize_layer
 from breccia.verbs.saved_activations import checkpoint_activations
 from breccia.verbs.transposing import Transposed, transpose
 
-if TYPE_CHECKING:  # what `_LAZY` and `_LAZY_NAMES` have
+if TYPE_CHECKING:  # what `_LAZY`, `_LAZY_NAMES` and `_moved.RENAMED` have
     from breccia import bridges as bridges
-    from breccia import calibration as calibration
     from breccia import checkpoint as checkpoint
     from breccia import diffusers as diffusers
     from breccia import distributed as distributed
     from breccia import dlpack as dlpack
-    from breccia import evaluation as evaluation
     from breccia import nn as nn
     from breccia import optim as optim
     from breccia import peft as peft
@@ -59,6 +58,8 @@ if TYPE_CHECKING:  # what `_LAZY` and `_LAZY_NAMES` have
     from breccia import transformers as transformers
     from breccia import vllm as vllm
     from breccia.schemes import ModelScheme as ModelScheme
+
+    scheme, quantize = load_scheme, quantize_layer
 
 __all__ = [
     "DelayedScaling",
@@ -95,6 +96,7 @@ __all__ = [
     "cpu_info",
     "delayed",
     "dequantize",
+    "evaluate",
     "formats",
     "from_buffer",
     "gptq",
@@ -104,17 +106,17 @@ __all__ = [
     "layouts",
     "linear",
     "load",
+    "load_scheme",
     "lora_init",
     "matmul",
     "num_threads",
     "pack",
     "prepare",
-    "quantize",
     "quantize_",
+    "quantize_layer",
     "recipes",
     "requantize",
     "save",
-    "scheme",
     "set_backend",
     "set_num_threads",
     "stack",
@@ -130,12 +132,10 @@ _NOT_BY_STAR = ("open",)
 # Imported on first use, and the peer that each needs: most programs need none of them.
 _LAZY = {
     "bridges": "",
-    "calibration": "",
     "checkpoint": "",
     "diffusers": "diffusers",
     "distributed": "torch",
     "dlpack": "",
-    "evaluation": "",
     "nn": "torch",
     "optim": "torch",
     "peft": "peft",
@@ -156,6 +156,8 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not above is an error
         why = ""
         if name in _moved.MOVED:
             return importlib.import_module(f"breccia.{name}")
+        if name in _moved.RENAMED:
+            return _moved.renamed(__name__, name)
         if name in _LAZY_NAMES:
             return getattr(importlib.import_module(f"breccia.{_LAZY_NAMES[name]}"), name)
         if name in _LAZY:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules under the paths that they had before 0.4: importing one warns, and gives the module of today."""
+"""Old paths of modules and old names of functions: using one warns, and gives what has the new one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 # What the reference named, below `breccia`. `checkpoint` names its functions' modules itself.
 MOVED = {
@@ -30,6 +31,19 @@ MOVED = {
     "quantize_model": "verbs.quantize_model",
     "saved_activations": "verbs.saved_activations",
 }
+
+
+# Functions of `breccia` and of `breccia.nn` under the names that they had before 0.5.
+RENAMED = {"quantize": "quantize_layer", "scheme": "load_scheme"}
+
+
+def renamed(module: str, name: str) -> Any:
+    """The function of a module that has a new name. Raises AttributeError where none was called so."""
+    new = RENAMED.get(name, name)
+    if new == name or not hasattr(sys.modules[module], new):
+        raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules[module])
+    warnings.warn(f"{module}.{name} is {module}.{new}; the old name goes in 0.6", DeprecationWarning, stacklevel=3)
+    return getattr(sys.modules[module], new)
 
 
 class _Old:

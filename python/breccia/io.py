@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from breccia.checkpoint.reading.source import Unmarked
     from breccia.schemes import ModelScheme
 
-__all__ = ["OpenCheckpoint", "load", "save"]  # without `open`: import * would hide the built-in
+__all__ = ["OpenCheckpoint", "load", "load_scheme", "save"]  # without `open`: import * would hide the built-in
 
 
 def save(
@@ -60,7 +60,7 @@ def load(path: str | os.PathLike[str], framework: str = "numpy", *, unmarked: Un
         return dict(checkpoint)
 
 
-def scheme(path: str | os.PathLike[str]) -> ModelScheme:
+def load_scheme(path: str | os.PathLike[str]) -> ModelScheme:
     """What a quantized model is stored and computed in, layer by layer: its weights, inputs, outputs and KV cache.
 
     Args:

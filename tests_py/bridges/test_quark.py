@@ -137,7 +137,7 @@ def test_written_and_read_again(key: str, tmp_path: Path) -> None:
         if one.name != "lm_head.weight":
             expected = breccia.cast(weight(64 if one.name == "a.weight" else 32), recipe)
             np.testing.assert_array_equal(breccia.dequantize(opened.load(one)), breccia.dequantize(expected))
-    rule = breccia.scheme(tmp_path / "out").rule("a")
+    rule = breccia.load_scheme(tmp_path / "out").rule("a")
     assert rule is not None
     assert type(rule.weights) is type(recipe)
     back = convert(tmp_path / "out", tmp_path / "again", "quark")

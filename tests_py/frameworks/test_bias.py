@@ -61,7 +61,7 @@ def test_layers(recipe, activations, needs_grad):
     torch = pytest.importorskip("torch")
     linear = torch.nn.Linear(256, 64)
     linear.weight.data, linear.bias.data = torch.from_numpy(WEIGHT), torch.from_numpy(BIAS)
-    layer = breccia.quantize(linear.bfloat16(), recipe, activations=activations)
+    layer = breccia.quantize_layer(linear.bfloat16(), recipe, activations=activations)
     x = torch.from_numpy(X).bfloat16().requires_grad_(needs_grad)
     given = x.detach() if activations is None else breccia.cast(x.detach(), activations)
     total = breccia.linear(given, layer.weight, out_dtype=torch.float32).double() + layer.bias.double()

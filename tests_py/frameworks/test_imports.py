@@ -44,7 +44,7 @@ def _imports_of_type_checkers(module):
     """Names that a module imports for type checkers, and when they are asked for."""
     tree = ast.parse(pathlib.Path(importlib.util.find_spec(module).origin).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    return [alias for line in block.body for alias in line.names]
+    return [alias for line in block.body if isinstance(line, ast.ImportFrom) for alias in line.names]
 
 
 # With NumPy alone, whatever is installed: other packages cannot be found.

@@ -46,7 +46,7 @@ def test_layers_are_swapped_and_the_state_round_trips(recipe):
 def test_layers_copy_and_pickle(recipe):
     """By pickle alone, too, from which torch's tensors of 8 bits do not come back."""
     torch.manual_seed(0)
-    layer = breccia.quantize(torch.nn.Linear(256, 32), recipe, activations="fp8-row")
+    layer = breccia.quantize_layer(torch.nn.Linear(256, 32), recipe, activations="fp8-row")
     x = torch.randn(4, 256)
 
     def saved(one):
@@ -83,9 +83,9 @@ def test_a_state_of_another_format_is_refused(into, of, saved):
     """Copied as numbers, codes would become other codes; bytes would be read as others."""
     torch.manual_seed(0)
     linear, x = torch.nn.Linear(64, 32), torch.randn(4, 64)
-    model = torch.nn.Sequential(breccia.quantize(linear, into))
+    model = torch.nn.Sequential(breccia.quantize_layer(linear, into))
     y = model(x)
-    state = torch.nn.Sequential(breccia.quantize(linear, of)).state_dict()
+    state = torch.nn.Sequential(breccia.quantize_layer(linear, of)).state_dict()
     if saved:
         torch.save(state, file := io.BytesIO())
         file.seek(0)
@@ -97,8 +97,8 @@ def test_a_state_of_another_format_is_refused(into, of, saved):
 
 def test_a_state_of_another_search_is_taken():
     linear = torch.nn.Linear(64, 32)
-    state = breccia.quantize(linear, "nvfp4:mse").state_dict()
-    layer = breccia.quantize(linear, "nvfp4")
+    state = breccia.quantize_layer(linear, "nvfp4:mse").state_dict()
+    layer = breccia.quantize_layer(linear, "nvfp4")
     layer.load_state_dict(state)
     assert torch.equal(layer.weight_data.view(torch.uint8), state["weight_data"].view(torch.uint8))
 
@@ -116,7 +116,7 @@ def test_conversions_of_the_model_leave_codes_alone():
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_move_that_fails_leaves_the_layer_as_it_is(bias):
     """As to a GPU that is not there."""
-    quantized = breccia.quantize(torch.nn.Linear(64, 32, bias=bias), "nvfp4")
+    quantized = breccia.quantize_layer(torch.nn.Linear(64, 32, bias=bias), "nvfp4")
     training = ScaledLinear(64, 32, bias, breccia.autograd.LinearRecipes.delayed())
     for layer in (quantized, copy.deepcopy(quantized).make_shardable_(), training.eval()):
         wanted = layer(torch.ones(2, 64))

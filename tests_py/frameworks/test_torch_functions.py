@@ -185,7 +185,7 @@ def test_patterns_are_checked_before_anything_is_changed() -> None:
 
 def test_a_lone_layer() -> None:
     layer = torch.nn.Linear(64, 32).eval()
-    made = breccia.quantize(layer, "nvfp4")
+    made = breccia.quantize_layer(layer, "nvfp4")
     assert made.weight == breccia.cast(layer.weight.detach(), "nvfp4")
     assert not made.training
     x = torch.randn(3, 64)
@@ -193,7 +193,7 @@ def test_a_lone_layer() -> None:
     with pytest.raises(
         TypeError, match=r"layer must be a torch\.nn\.Linear, got Sequential: quantize_\(model, recipe\)"
     ):
-        breccia.quantize(torch.nn.Sequential(layer), "nvfp4")
+        breccia.quantize_layer(torch.nn.Sequential(layer), "nvfp4")
 
 
 def test_a_width_that_no_block_divides_names_the_way_out() -> None:

@@ -25,7 +25,7 @@ def said_of(name: str, to: str, folder: Path) -> tuple[dict[str, Any], dict[str,
     that a program fuses stand for the whole, too."""
     source = write_source(name, folder)
     convert(source, folder / "out", to)
-    checkpoint, scheme = Checkpoint(folder / "out"), breccia.scheme(folder / "out")
+    checkpoint, scheme = Checkpoint(folder / "out"), breccia.load_scheme(folder / "out")
     found = [one for one in checkpoint.found if one.format != "plain" and len(one.shape) == 2]
     rules = {one.name.removesuffix(".weight"): scheme.rule(one.name.removesuffix(".weight")) for one in found}
     for module, rule in list(rules.items()):
@@ -85,7 +85,7 @@ LINEAR = [name for name in SOURCES if not name.startswith("MXFP4")]  # whose exp
 def check_names_of_caches(remap: Callable[[str, dict[str, Any]], Any], to: str, folder: Path) -> None:
     """A program's loader turns the names of scales of keys and values into those of its layer of attention."""
     convert(quark_with_a_cache(folder / "quark"), folder / "cache", to)
-    names = [one.name for one in breccia.scheme(folder / "cache").scales if one.of in ("k", "v")]
+    names = [one.name for one in breccia.load_scheme(folder / "cache").scales if one.of in ("k", "v")]
     layer = "model.layers.0.self_attn.attn"
     known = dict.fromkeys((f"{layer}.k_scale", f"{layer}.v_scale"))
     assert len(names) == 2

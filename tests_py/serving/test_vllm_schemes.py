@@ -32,7 +32,7 @@ def test_compressed_tensors(name: str, vllm: Any, tmp_path: Path, monkeypatch: p
             scheme_classes.same(chosen, rule)
     for prefix in [one for one in said["ignore"] if ":" not in one]:
         assert config.get_scheme(layer, prefix) is None
-    wanted = breccia.scheme(tmp_path / "out").kv_cache
+    wanted = breccia.load_scheme(tmp_path / "out").kv_cache
     assert (config.kv_cache_scheme is None) == (wanted is None)
     module.CompressedTensorsKVCacheMethod.validate_kv_cache_scheme(config.kv_cache_scheme)
 

@@ -121,7 +121,7 @@ def write_moments(path: Path) -> Path:
 
 def outputs(folder: Path, name: str, x: Any) -> Any:
     """What the parts of a layer make of an input, as the checkpoint's scheme says its inputs."""
-    opened, layers = breccia.open(folder), Layers(breccia.scheme(folder))
+    opened, layers = breccia.open(folder), Layers(breccia.load_scheme(folder))
     made = []
     for part in PARTS[name]:
         recipe, scale = layers.inputs(BLOCK + part, layers.scheme.rule(BLOCK + part).inputs)

@@ -13,7 +13,7 @@ import torch
 from breccia.calibration.fused import FusedExperts, products_of
 from breccia.calibration.levels import is_expert, of_any_expert
 
-__all__ = ["Watch", "linear_layers", "rows_of", "run_batch", "shared", "tied_layers"]
+__all__ = ["Watch", "evaluating", "linear_layers", "rows_of", "run_batch", "shared", "tied_layers"]
 
 # Called with the layer's name and its input, before the layer is run.
 Seen = Callable[[str, torch.Tensor], None]
@@ -36,6 +36,18 @@ def tied_layers(model: torch.nn.Module) -> dict[str, str]:
     tables = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, torch.nn.Embedding)}
     weights = {name: id(model.get_submodule(name).weight) for name in linear_layers(model)}
     return {name: tables[weight] for name, weight in weights.items() if weight in tables}
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """While inside, a model is in its evaluation mode; then each module is as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 @contextlib.contextmanager

@@ -19,7 +19,16 @@ import numpy as np
 import torch
 
 from breccia.calibration.fused import FusedExperts, fused_experts, products_of, untouched
-from breccia.calibration.inputs import Watch, linear_layers, rows_of, run_batch, shared, tied_layers, watching
+from breccia.calibration.inputs import (
+    Watch,
+    evaluating,
+    linear_layers,
+    rows_of,
+    run_batch,
+    shared,
+    tied_layers,
+    watching,
+)
 from breccia.calibration.levels import LEVELS, Choice, choose, is_expert
 from breccia.calibration.record import Calibration
 from breccia.calibration.sums import StackedSums, Sums
@@ -224,13 +233,8 @@ def run(model: torch.nn.Module, batches: Iterable[Any], options: Options, keep: 
     names = list(linear_layers(model))
     if not names:
         raise ValueError(f"model must have a torch.nn.Linear, {type(model).__name__} has none")
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         record = _recorded(model, names, batches, options)
-    finally:
-        for module, training in modes.items():
-            module.training = training
     found = _result(record, names, tied_layers(model))
     if options.state is not None and not keep:
         options.state.unlink(missing_ok=True)

@@ -317,7 +317,7 @@ def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> a
 def _inspect(args: argparse.Namespace) -> Shown | None:
     from breccia.checkpoint.judging.inspect import describe, lines, scheme_lines
     from breccia.checkpoint.reading.source import without_collection
-    from breccia.io import scheme as breccia_scheme
+    from breccia.io import load_scheme as breccia_scheme
 
     if args.toml and args.json:
         raise ValueError("--json must be left out with --toml")

@@ -10,16 +10,19 @@ import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from breccia.peers import require
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["evaluate", "figures_of", "render"]
 
 
 def evaluate(
     reference: str | os.PathLike[str],
-    checkpoint: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | torch.nn.Module,
     text: Sequence[str | os.PathLike[str]],
     *,
     tokens: int | None = None,
@@ -32,12 +35,13 @@ def evaluate(
     folder: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Compare what two causal language models of transformers predict. One is in memory at a time; the reference's
-    logits are on disk between. Weights are dequantized; KV caches are not simulated.
+    """Compare what two causal language models of transformers predict. Files of one are in memory at a time; the
+    reference's logits are on disk between. Weights of files are dequantized; KV caches are not simulated.
 
     Args:
         reference: a model's folder with its tokenizer.
-        checkpoint: a folder or file of any format breccia reads, of the same model.
+        checkpoint: a folder or file of any format breccia reads, of the same model; or the model itself, as
+            `breccia.quantize_` changed it: on any device, run in its evaluation mode and left as it was.
         text: UTF-8 files.
         tokens: how many to take, rounded up to a row of ``length``; None: all there are.
         length: tokens that a model sees at once; every prediction in a row counts.
@@ -66,6 +70,7 @@ def evaluate(
     """
     require("torch", "transformers")
     require("transformers", "transformers")
+    from breccia.calibration.inputs import evaluating
     from breccia.checkpoint.arguments import count_of, path_of
     from breccia.checkpoint.files.locks import scratch
     from breccia.checkpoint.progress import Progress
@@ -82,7 +87,13 @@ def evaluate(
     if activations not in (None, OF_FILE, *INPUTS):
         raise ValueError(f"activations must be one of {', '.join((OF_FILE, *INPUTS))}, got {activations!r}")
     source = folder_of(reference, "reference")
-    other = path_of(checkpoint, "checkpoint")
+    in_memory = not isinstance(checkpoint, (str, os.PathLike)) and hasattr(checkpoint, "state_dict")
+    if in_memory and activations is not None:
+        raise ValueError(
+            f"activations must be left out with a model in memory, got {activations!r}: "
+            "quantize_(model, recipe, activations=...) makes layers that quantize their inputs"
+        )
+    other: Any = checkpoint if in_memory else path_of(checkpoint, "checkpoint")
     sizes = {"reference": _bytes(source), "checkpoint": _bytes(other)}
     count = None if tokens is None else count_of(tokens, "tokens")
     rows = rows_of_text(text, load_tokenizer(source, trust_remote_code), length, count).rows
@@ -95,15 +106,15 @@ def evaluate(
         ours = kept(model, rows, best, place, line)
         del model
         gc.collect()
-        model = load_model(source, dtype, other, device, trust_remote_code)
-        with quantized_inputs(model, other, activations) as layers:
+        model = other if in_memory else load_model(source, dtype, other, device, trust_remote_code)
+        with evaluating(model), quantized_inputs(model, other, activations) as layers:
             theirs = compared(model, rows, ours, line)
         loss, vocabulary, used = ours.loss, ours.vocabulary, ours.top_k
         del ours
     line.finish()
     return {
         "reference": str(source),
-        "checkpoint": str(other),
+        "checkpoint": type(other).__name__ if in_memory else str(other),
         **figures_of(loss, theirs),
         "bytes": sizes,
         "predictions": int(loss.size),
@@ -115,8 +126,11 @@ def evaluate(
     }
 
 
-def _bytes(path: Path) -> int:
-    """Of a checkpoint's tensors."""
+def _bytes(path: Any) -> int:
+    """Of the tensors of a checkpoint, or of a model in memory."""
+    if not isinstance(path, Path):
+        parts = {part.data_ptr(): part.nbytes for part in path.state_dict().values() if hasattr(part, "data_ptr")}
+        return sum(parts.values())
     from breccia.checkpoint.reading.source import Checkpoint
 
     with Checkpoint(path, mapped=False) as checkpoint:

@@ -62,7 +62,7 @@ def quantized_inputs(model: Any, path: str | os.PathLike[str], inputs: str | Non
 
 def _layers(path: str | os.PathLike[str], inputs: str) -> dict[str, Inputs] | None:
     """The layers of a checkpoint whose inputs are to be quantized; None where no weight in it is."""
-    with contextlib.closing(Checkpoint(path, mapped=False)) as checkpoint:
+    with Checkpoint(path, mapped=False) as checkpoint:
         names = [one.name.removesuffix(".weight") for one in checkpoint.found if one.format != "plain"]
         if inputs != OF_FILE:
             return dict.fromkeys(names, (INPUTS[inputs], None)) if names else None

@@ -8,10 +8,18 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from breccia import _moved
 from breccia.nn import functional
 from breccia.nn.experts import ScaledExperts
 from breccia.nn.layers import QuantizedLinear, ScaledLinear
 from breccia.nn.quantizing import pack_
-from breccia.verbs.quantize_model import quantize, quantize_
+from breccia.verbs.quantize_model import quantize_, quantize_layer
 
-__all__ = ["QuantizedLinear", "ScaledExperts", "ScaledLinear", "functional", "pack_", "quantize", "quantize_"]
+__all__ = ["QuantizedLinear", "ScaledExperts", "ScaledLinear", "functional", "pack_", "quantize_", "quantize_layer"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _moved.renamed(__name__, name)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `breccia.quantize` and `breccia.quantize_` do: quantized layers in the place of linear ones; and `pack_`: their
-6-bit codes packed."""
+"""What `breccia.quantize_layer` and `breccia.quantize_` do: quantized layers in the place of linear ones; and `pack_`:
+their 6-bit codes packed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from breccia.verbs.packed import PackedWeight, pack
 
 
 def quantized(layer: Any, recipe: Any, activations: Any, exact_rows: int, gradients: Any) -> QuantizedLinear:
-    """See `breccia.quantize`."""
+    """See `breccia.quantize_layer`."""
     if type(layer) is not torch.nn.Linear:
         more = ": quantize_(model, recipe) changes the layers of a model" if isinstance(layer, torch.nn.Module) else ""
         raise TypeError(f"layer must be a torch.nn.Linear, got {type(layer).__name__}{more}")
@@ -75,7 +75,7 @@ def replace_layers(
     if type(model) is torch.nn.Linear:
         raise TypeError(
             "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "
-            "layer = breccia.quantize(layer, recipe) gives the one that takes its place"
+            "layer = breccia.quantize_layer(layer, recipe) gives the one that takes its place"
         )
     made: list[tuple[Any, str, Any]] = []
     replaced: dict[int, Any] = {}  # a layer used in two places stays one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What quantized models are, layer by layer: `ModelScheme`, as `breccia.scheme` reads it of any checkpoint."""
+"""What quantized models are, layer by layer: `ModelScheme`, as `breccia.load_scheme` reads it of any checkpoint."""
 
 from __future__ import annotations
 

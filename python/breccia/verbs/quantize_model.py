@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize` and `quantize_`, which import no torch before they are called."""
+"""`quantize_layer` and `quantize_`, which import no torch before they are called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from breccia.nn import QuantizedLinear
     from breccia.schemes import ModelScheme
 
-__all__ = ["quantize", "quantize_"]
+__all__ = ["quantize_", "quantize_layer"]
 
 
 def quantize_(
@@ -54,8 +54,8 @@ def quantize_(
 
     Raises:
         ImportError: torch is not installed.
-        TypeError: ``model`` is not a module, or is itself a linear layer, which `quantize` takes; ``filter`` is no
-            function.
+        TypeError: ``model`` is not a module, or is itself a linear layer, which `quantize_layer` takes; ``filter`` is
+            no function.
         ValueError: a weight's shape does not suit the recipe, there is no recipe of that name, or a pattern matches no
             linear layer; nothing has been changed then.
     """
@@ -66,7 +66,7 @@ def quantize_(
     return replace_layers(model, recipe, selection, activations, exact_rows, gradients, moments)
 
 
-def quantize(
+def quantize_layer(
     layer: torch.nn.Linear,
     recipe: ScalingRecipe | str,
     *,

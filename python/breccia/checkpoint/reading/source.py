@@ -146,7 +146,7 @@ class Checkpoint:
 
     @functools.cached_property
     def scheme(self) -> ModelScheme:
-        """What the model is stored and computed in, see `breccia.scheme`.
+        """What the model is stored and computed in, see `breccia.load_scheme`.
 
         Raises:
             ValueError: its configuration is not of its method's form.
