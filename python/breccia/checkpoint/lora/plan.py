@@ -78,13 +78,17 @@ class MergePlanner(Planner):
         return _target(checkpoint)
 
     def _note_moments(self) -> list[str]:
-        """Tensors that "feedback" rounds without moments, though there are some."""
+        """Tensors that "feedback" rounds without moments, though there are some; it must not be all."""
         if self.rounding.moments is None:
             return []
         codes = [c.found.name for c in self.choices if c.action == "merge" and c.recipe is not None]
-        without = [name for name in codes if name in self.adapter.changes and not self.rounding.has_moments(name)]
-        said = f"{self.rounding.moments.path} has no moments of them: the adapter's own matrices serve"
-        return [f"{some(without)}: {said}"] if without else []
+        changed = [name for name in codes if name in self.adapter.changes]
+        without = [name for name in changed if not self.rounding.has_moments(name)]
+        path = self.rounding.moments.path
+        if without and without == changed:
+            raise ValueError(f"moments must be of the base's layers: {path} has none of any, such as {without[0]}")
+        said = f"{len(without)} of {len(changed)} tensors are rounded by the adapter's own matrices"
+        return [f"{said}: {path} has no moments of {some(without)}"] if without else []
 
     def _choose(self, found: Found, target: Target) -> Choice:
         choice = super()._choose(found, target)

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from breccia import bridges, verbs
-from breccia.bridges.file_kinds import SAFETENSORS
+from breccia import verbs
 from breccia.bridges.outside import comparable, values
 from breccia.bridges.parts import Found
 from breccia.bridges.readers import fused_layer
@@ -28,6 +27,7 @@ from breccia.checkpoint.planning.targets import Target, parse_target
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.checkpoint.workers import runs
+from breccia.recipe_names import recipe_of
 from breccia.recipes import has_exponents
 from breccia.schemes.toml import table_of
 
@@ -177,17 +177,19 @@ def _targets(formats: Sequence[str], include: Sequence[str], exclude: Sequence[s
         raise ValueError("formats must have at least one, got none")
     names = dict.fromkeys(name.strip().lower() for name in formats)
     targets = {name: parse_target(name, include=include, exclude=exclude, argument="formats") for name in names}
-    if others := [name for name, one in targets.items() if not _in_schemes(one)]:
+    if others := [name for name, one in targets.items() if not _in_schemes(name, one)]:
         raise ValueError(f"formats must be recipes or float dtypes, got {others[0]!r}: a scheme names no bridge")
     if all(target.float_dtype for target in targets.values()):
         raise ValueError(f"formats must have a recipe to quantize to, got {', '.join(formats)}")
     return targets
 
 
-def _in_schemes(target: Target) -> bool:
-    """Whether a scheme can say it: floats, or a recipe that is not in blocks of another kind of file."""
-    of_file = bool(target.format) and bridges.bridge(target.format).container is not SAFETENSORS
-    return bool(target.float_dtype) or (target.recipe is not None and not of_file)
+def _in_schemes(name: str, target: Target) -> bool:
+    """Whether a scheme can say it: floats, or the name of a recipe."""
+    try:
+        return bool(target.float_dtype) or bool(recipe_of(name))
+    except ValueError:
+        return False
 
 
 class _Sum:
@@ -225,7 +227,7 @@ def _measured(
     rest = [one for one in found if one.name not in chosen]
     left = Rest(sum(math.prod(one.shape) for one in rest), sum(checkpoint.nbytes(one) for one in rest), len(found))
     line = Progress(sum(checkpoint.nbytes(one) for one in planned), show)
-    groups, notes = [], list[str]()
+    groups, without = [], list[str]()
     for members in _grouped(planned):
         sums = _Sum(_for_all(members, targets))
         unknown = [one.name for one in members if not _add(checkpoint, data, one, targets, sums, line)]
@@ -233,10 +235,13 @@ def _measured(
         options = [Option(name, sums.bits[name], errors[name]) for name in sums.wrong]
         if unknown:
             options = [max(options, key=lambda one: one.bits)]
-            notes.append(f"{unknown[0]}: gets {options[0].name}, the widest: there are no moments of it")
+            without.append(unknown[0])
         groups.append(Group(_patterns(members), sum(math.prod(one.shape) for one in members), tuple(options)))
     line.finish()
-    return groups, notes, left
+    if len(without) == len(groups):
+        raise ValueError(f"moments must be of the source's layers: {data.path} has none of any, such as {without[0]}")
+    said = f"{len(without)} of {len(groups)} groups of layers get the widest format"
+    return groups, [f"{said}: {data.path} has no moments of {without[0]}"] if without else [], left
 
 
 def _grouped(planned: Sequence[Found]) -> list[list[Found]]:
