@@ -115,7 +115,7 @@ def settings() -> None:
 
 def rows_of(program: str) -> list[tuple[str, str]]:
     """(target, model) of each row: every target whose `opens_in` has the program."""
-    from breccia.checkpoint.planning.target_list import targets as every
+    from breccia.checkpoint.planning.targets import targets as every
     from clients import targets
 
     opens = {row["name"]: [one.partition(" with ")[0] for one in row["opens_in"]] for row in every()}

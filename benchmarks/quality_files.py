@@ -43,9 +43,8 @@ def run(options: argparse.Namespace, keep: Any) -> None:
     from breccia.checkpoint.progress import Progress
     from breccia.evaluation import figures_of
     from breccia.evaluation.inputs import OF_FILE, quantized_inputs
-    from breccia.evaluation.models import load_model, load_tokenizer
+    from breccia.evaluation.models import load_model, load_tokenizer, rows_of_text
     from breccia.evaluation.predictions import compared, kept
-    from breccia.evaluation.text import rows_of_text
 
     torch.set_grad_enabled(False)
     options.cache.mkdir(parents=True, exist_ok=True)

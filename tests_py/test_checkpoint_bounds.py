@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert, save_arrays, verify
-from breccia.checkpoint.judging.bounds import bits_of, least
+from breccia.checkpoint.judging.verify import bits_of, least
 from breccia.cli import main
 
 clients = pytest.importorskip("clients")  # a source archive has no benchmarks

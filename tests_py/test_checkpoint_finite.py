@@ -12,7 +12,7 @@ import pytest
 from breccia.checkpoint import convert, finish, plan, save_arrays, target_names, verify
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.workers import PIECE, Workers
-from breccia.checkpoint.writing.finite import counted, in_piece
+from breccia.checkpoint.writing.losses import counted, in_piece
 from breccia.cli import main
 from checkpoints import weight, write_shards
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from breccia.checkpoint import convert
-from breccia.gguf.sentencepiece import sentencepiece_fields
+from breccia.gguf.tokenizer import sentencepiece_fields
 from tiny_models import SIZES, transformers
 
 SAID = json.loads((Path(__file__).parent / "data" / "sentencepiece.json").read_text())

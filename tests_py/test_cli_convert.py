@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from breccia import bridges
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays, target_names, verify
-from breccia.checkpoint.planning.target_list import meant, targets
+from breccia.checkpoint.planning.targets import meant, targets
 from breccia.cli.conversion import amount
 from checkpoints import weight
 from test_cli import run

@@ -92,7 +92,7 @@ def test_feedback_of_a_merge_is_refused_by_its_plan(source: Path, tmp_path: Path
     said = {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "peft_type": "LORA"}
     (adapter / "adapter_config.json").write_text(json.dumps(said))
     begun: list[Any] = []
-    monkeypatch.setattr("breccia.checkpoint.lora.job.Merge._execute", lambda *arguments: begun.append(arguments))
+    monkeypatch.setattr("breccia.checkpoint.lora.merge.Merge._execute", lambda *arguments: begun.append(arguments))
     message = "rounding 'feedback' needs a recipe without exponents, tensor 'model.*q_proj.weight' has Float8Expanded"
     with pytest.raises(ValueError, match=message):
         checkpoint.merge_lora(tmp_path / "base", adapter, tmp_path / "out", rounding="feedback")

@@ -163,9 +163,8 @@ class SmolLM2(Model):
     def __init__(self, folder: Path, tokens: int = 8192) -> None:
         from breccia.calibration.folder import calibrate_folder
         from breccia.checkpoint.progress import Progress
-        from breccia.evaluation.models import load_model, load_tokenizer
+        from breccia.evaluation.models import load_model, load_tokenizer, rows_of_text
         from breccia.evaluation.predictions import kept
-        from breccia.evaluation.text import rows_of_text
 
         self.grid, self.folder = smollm2(folder)
         found = []

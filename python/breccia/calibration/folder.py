@@ -16,8 +16,7 @@ from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.planning.importance import print_of
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer
-from breccia.evaluation.text import Rows, rows_of_text
+from breccia.evaluation.models import Rows, check_length, folder_of, load_model, load_tokenizer, rows_of_text
 
 __all__ = ["calibrate_folder"]
 

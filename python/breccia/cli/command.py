@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from breccia._version import __version__
-from breccia.cli import convert_commands, plan_bits, text_commands
+from breccia.cli import convert_commands, text_commands
 from breccia.cli.arguments import Parser, add_common, add_device, count, json_last, number, part, progress_of, whole
-from breccia.cli.errors import Terminated, said, terminable
+from breccia.cli.convert_commands import add_rounding
 from breccia.cli.printing import Shown, show, show_json
-from breccia.cli.rounding import add_rounding
-from breccia.cli.terminal import plain_characters, streams
+from breccia.cli.terminal import Terminated, plain_characters, said, streams, terminable
 from breccia.screen import wrapped
 
 __all__ = ["main"]
@@ -246,11 +245,11 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     planned = _command(
         commands,
         "plan-bits",
-        plan_bits.plan_bits,
+        text_commands.plan_bits,
         "choose a format for each layer within a budget of bits per weight",
         "breccia plan-bits model/ --moments m.safetensors --bits 4.8 --out plan.toml",
     )
-    plan_bits.add_plan_bits(planned)
+    text_commands.add_plan_bits(planned)
     evaluate = _command(
         commands,
         "evaluate",

@@ -26,8 +26,7 @@ from breccia.checkpoint.reading.logical import Plain, in_order
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing.execute import cast_for, execute
-from breccia.checkpoint.writing.repack import repack
-from breccia.checkpoint.writing.sink import Sink
+from breccia.checkpoint.writing.repack import Sink, repack
 from breccia.distributed.checkpoints.names import stored_state
 from breccia.distributed.checkpoints.taking import header_dtype
 from breccia.distributed.gather import collectives, statistics

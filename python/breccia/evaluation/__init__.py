@@ -75,9 +75,8 @@ def evaluate(
     from breccia.checkpoint.files.locks import scratch
     from breccia.checkpoint.progress import Progress
     from breccia.evaluation.inputs import INPUTS, OF_FILE, quantized_inputs
-    from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer
+    from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer, rows_of_text
     from breccia.evaluation.predictions import compared, kept
-    from breccia.evaluation.text import rows_of_text
 
     if isinstance(text, (str, bytes)) or not isinstance(text, Sequence) or not text:
         raise TypeError(f"text must be a list of files, got {text!r}")

@@ -21,8 +21,7 @@ from breccia.gguf.folder import config_of, write_tokenizer
 from breccia.gguf.models import ModelMap, model_map
 from breccia.gguf.parameters import hyperparameters
 from breccia.gguf.rope import ROPE_TENSORS, rope_tensors
-from breccia.gguf.sentencepiece import sentencepiece_fields
-from breccia.gguf.tokenizer import chat_fields, tokenizer_fields
+from breccia.gguf.tokenizer import chat_fields, sentencepiece_fields, tokenizer_fields
 from breccia.gguf.types import ARRAY, STRING, UINT32, Fields
 
 __all__ = [

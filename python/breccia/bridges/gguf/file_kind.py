@@ -66,7 +66,7 @@ class _Gguf(Container):
 
     @property
     def adapter(self) -> Any:
-        return importlib.import_module("breccia.gguf.adapter").read_adapter
+        return importlib.import_module("breccia.gguf.merging").read_adapter
 
     def scales_of_blocks(self, raw: Any, kind: str) -> Any:
         return importlib.import_module("breccia.bridges.gguf").scales_of_blocks(raw, kind)

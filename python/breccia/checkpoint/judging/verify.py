@@ -13,9 +13,8 @@ import numpy as np
 
 from breccia import comparison
 from breccia.bridges.common import codes, swizzle, unswizzle
-from breccia.bridges.outside import comparable, values
+from breccia.bridges.outside import OutsideTensor, comparable, values
 from breccia.bridges.parts import Found
-from breccia.checkpoint.judging.bounds import FLOATS_DB, bits_of, least
 from breccia.checkpoint.judging.output_error import OutputErrors
 from breccia.checkpoint.judging.survival import Survival
 from breccia.checkpoint.planning.plan import Planner
@@ -24,6 +23,7 @@ from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, Unmarked, is_float
 from breccia.checkpoint.reports import VerifyReport
 from breccia.checkpoint.writing.manifest import Written, read
+from breccia.formats import finfo
 from breccia.gguf.rope import ROPE_TENSORS
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import differences, modules_of
@@ -32,8 +32,14 @@ from breccia.value.form import axis_of
 if TYPE_CHECKING:
     from breccia.moments import Moments
 
-__all__ = ["Difference", "compare", "diagnose", "verify"]
+__all__ = ["FLOATS_DB", "Difference", "bits_of", "compare", "diagnose", "least", "verify"]
 
+# The least signal to quantization noise that an honest conversion has, by the bits of its format: 3 dB for each.
+# A bit is worth 6 dB at most. On gaussian weights the targets of `convert` reach 3.2 dB a bit (FP8 of E5M2) to 5.8
+# (Q2_K), on weights with outliers integers reach less: half of a bit's worth is left for that.
+_DB_PER_BIT = 3.0
+VALUES_DB = 40.0  # of what was quantized, in floats: of 8 bits of precision or more, without an error of its own
+FLOATS_DB = 12.0  # of plain floats, which do not say from what they were made
 _GAIN = 6.0  # decibels by which undoing a mistake must improve on leaving it
 
 
@@ -348,3 +354,22 @@ def _canonical(found: Found) -> str:
 
 def _comparable(found: Found) -> bool:
     return found.format != "plain" or is_float(found)
+
+
+def bits_of(checkpoint: Checkpoint, found: Found, tensor: Any) -> int | None:
+    """Bits per element of a loaded tensor's codes, scales left out; None where it is plain floats."""
+    if found.format == "plain":
+        return None
+    stored = 8 * checkpoint.nbytes(found) // max(math.prod(found.shape), 1)
+    scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
+    # Codes may be stored wider than they are, and made wider than they are stored.
+    bits = finfo(scaled.recipe.element).bits if isinstance(scaled, ScaledTensor) else stored
+    return max(min(bits, stored), 1)
+
+
+def least(reference: int | None, checked: int | None) -> float:
+    """The bound of two tensors in dB, by their bits per element, None of floats: that of the fewer, for the reference's
+    own error counts, too."""
+    if checked is None:
+        return FLOATS_DB if reference is None else VALUES_DB
+    return _DB_PER_BIT * min(checked, checked if reference is None else reference)

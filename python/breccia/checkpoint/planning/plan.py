@@ -18,10 +18,9 @@ from breccia.bridges.parts import Found
 from breccia.checkpoint.planning import notes
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.choices import QUANTIZED, Choice, choose, upright
-from breccia.checkpoint.planning.effects import without_effect
 from breccia.checkpoint.planning.left_alone import left_alone
 from breccia.checkpoint.planning.model_config import Config, changed_meaning, config_of, made_anew, words_of
-from breccia.checkpoint.planning.name_patterns import check_effects, check_names
+from breccia.checkpoint.planning.notes import check_effects, check_names, without_effect
 from breccia.checkpoint.planning.remarks import Remark, some
 from breccia.checkpoint.planning.rotations import KEYS, rotations_of
 from breccia.checkpoint.planning.rounding import rounding_notes

@@ -15,8 +15,7 @@ from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.account import scales_beside
-from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
-from breccia.checkpoint.reading.halves import ExpertsApart, Names, wholes
+from breccia.checkpoint.reading.experts import MAX_EXPERTS, ExpertsApart, Names, apart, wholes
 from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
 
 __all__ = ["AS_NUMBERS", "Batch", "Logical", "Plain", "Said", "casts", "in_order", "spelled"]

@@ -39,10 +39,9 @@ from breccia.checkpoint.reports import ConvertReport
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import earlier, outputs
 from breccia.checkpoint.writing.execute import execute
-from breccia.checkpoint.writing.finite import FLOATS
-from breccia.checkpoint.writing.losses import Loss, errors, lost
+from breccia.checkpoint.writing.losses import FLOATS, Loss, errors, lost
 from breccia.checkpoint.writing.manifest import Manifest, place_of, sha256_of_file, sha256_of_tensors
-from breccia.checkpoint.writing.sink import Sink
+from breccia.checkpoint.writing.repack import Sink
 from breccia.checkpoint.writing.work import Done, Work, check_destination, check_replaceable, names_folder
 from breccia.recipes import ScaleSearch
 from breccia.schemes.value import ModelScheme, Rule

@@ -26,10 +26,8 @@ from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import PIECE
 from breccia.checkpoint.writing.feedback import encoded
 from breccia.checkpoint.writing.feedback import rounded as feedback
-from breccia.checkpoint.writing.finite import counted, in_piece
-from breccia.checkpoint.writing.losses import Loss, summed
-from breccia.checkpoint.writing.repack import repack
-from breccia.checkpoint.writing.sink import Sink
+from breccia.checkpoint.writing.losses import Loss, counted, in_piece, summed
+from breccia.checkpoint.writing.repack import Sink, repack
 from breccia.comparison import Comparison, compare
 from breccia.layouts import PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Part
 from breccia.checkpoint.planning.choices import Choice, target_parts
 from breccia.checkpoint.planning.targets import Target
-from breccia.checkpoint.writing.sink import Sink
+from breccia.checkpoint.workers import Workers
+from breccia.checkpoint.writing.losses import in_piece
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["repack"]
+__all__ = ["Sink", "repack"]
 
 _PIECE = 2 << 20  # bytes of codes at a time
 _STEP = 128  # rows: whole bytes, words and tiles of every format
@@ -96,3 +98,29 @@ def _axis(piece: Part, whole: Part) -> int | None:
 def _stored(part: Part) -> tuple[int, ...]:
     """A shape whose first axis is the part's; the elements of block types and sub-byte types share bytes."""
     return (part.shape[0], -1) if part.shape else (1,)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """An output at work.
+
+    Attributes:
+        writer: takes bytes of its tensors, as `PlannedWriter` does.
+        workers: threads that make and write pieces.
+        done: is told of each piece how many bytes it has.
+        dtypes: of the floats that are written, by name.
+        not_finite: how many numbers of each new piece are infinite or NaN.
+    """
+
+    writer: Any
+    workers: Workers
+    done: Callable[[int], None] = lambda nbytes: None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    not_finite: list[int] = field(default_factory=list)
+
+    def put(self, name: str, array: Any, at: int = 0, *, copied: bool = False) -> None:
+        """Write a stored tensor, or a piece of it that begins at a byte; ``copied``: its bytes are the source's."""
+        if not copied and name in self.dtypes:
+            self.not_finite.append(in_piece(array, self.dtypes[name]))
+        self.writer.write(name, array, at)
+        self.done(array.nbytes)
