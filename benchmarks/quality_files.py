@@ -26,12 +26,20 @@ from comparison.quality_models import smollm2, texts  # noqa: E402
 CALIBRATE, JUDGE, LENGTH = 8192, 1024, 512
 GPTQ, NEAREST = {"method": "gptq"}, {"method": "nearest"}
 STATIC, TOKENS = {"activations": "local"}, {"activations": "dynamic"}
+ALONE = {"exclude": ["*_proj.weight"]}  # all but the embedding, whose weight the head has
 # What is written, how → the target, and options of `convert`.
 FILES: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("INT8 × INT8", "nearest"): ("compressed-tensors:int8", NEAREST | TOKENS),
     ("INT8 × INT8", "nearest, smoothed"): ("compressed-tensors:int8", NEAREST | TOKENS | {"smooth": True}),
     ("NVFP4 × NVFP4", "GPTQ"): ("compressed-tensors:nvfp4", GPTQ | STATIC),
     ("NVFP4 × NVFP4", "GPTQ, smoothed"): ("compressed-tensors:nvfp4", GPTQ | STATIC | {"smooth": True}),
+    ("embedding in NVFP4", "nearest, importance"): ("nvfp4", NEAREST | ALONE | {"embeddings": "nvfp4"}),
+    ("embedding in NVFP4", "GPTQ"): ("nvfp4", GPTQ | ALONE | {"embeddings": "nvfp4"}),
+    ("embedding in INT8", "nearest, importance"): ("nvfp4", NEAREST | ALONE | {"embeddings": "int8"}),
+    ("NVFP4", "GPTQ"): ("nvfp4", GPTQ),
+    ("NVFP4, embedding in INT8", "GPTQ"): ("nvfp4", GPTQ | {"embeddings": "int8"}),
+    ("NVFP4, embedding in NVFP4", "GPTQ"): ("nvfp4", GPTQ | {"embeddings": "nvfp4"}),
+    ("MLX NVFP4, embedding in NVFP4", "GPTQ"): ("mlx:nvfp4", GPTQ | {"embeddings": "nvfp4"}),
 }
 
 

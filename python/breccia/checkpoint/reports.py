@@ -25,6 +25,7 @@ class _Kept(TypedDict):
     tensors: int
     bytes: int
     largest: str | None
+    largest_bytes: int
 
 
 _Planned = TypedDict(  # "from" is a keyword

@@ -127,6 +127,8 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         help="how inputs of layers are quantized where no rule says so",
     )
     convert.add_argument("--amax", metavar="FILE", help="file of breccia calibrate, for static scales of inputs")
+    for name, what in (("embeddings", "embeddings, where the format's programs load such"), ("head", "output layers")):
+        convert.add_argument(f"--{name}", metavar="RECIPE", help=f"recipe or type for {what}; 'keep' leaves floats")
     add_rounding(convert)
     add_device(convert, "weights are rounded")
     add_common(convert, force=_FORCE, threads=True)

@@ -11,7 +11,7 @@ from breccia.cli import conversion
 from breccia.cli.arguments import number, progress_of
 from breccia.cli.printing import Shown
 from breccia.cli.terminal import said
-from breccia.screen import after, wrapped
+from breccia.screen import after, amount, wrapped
 
 if TYPE_CHECKING:
     from breccia.checkpoint.reports import ConvertReport
@@ -72,12 +72,18 @@ def _kept(args: argparse.Namespace, report: ConvertReport) -> list[str]:
     kept = report["kept"]
     if not kept or not kept["largest"] or args.include or kept["bytes"] <= 0.1 * report["bytes_written"]:
         return []
+    from breccia import bridges
     from breccia.checkpoint.planning.choices import unread_embedding
     from breccia.checkpoint.planning.targets import parse_target
+    from breccia.checkpoint.reading.models import is_embedding
 
     share = kept["bytes"] / report["bytes_written"]
+    target = parse_target(report["to"])
+    if is_embedding(kept["largest"]) and target.bridge.readers.embeddings and target.format != bridges.OWN:
+        part, saved = kept["largest_bytes"] / report["bytes_written"], kept["largest_bytes"] // 2
+        return wrapped(f"{part:.0%} of the bytes are the embedding: --embeddings int8 saves {amount(saved)}")
     lines = [f"{share:.0%} of the bytes are weights kept as they were, the largest:", f"  {kept['largest']}"]
-    if why := unread_embedding(kept["largest"], parse_target(report["to"])):
+    if why := unread_embedding(kept["largest"], target):
         return [*lines, *wrapped(f"  {why}")]
     return [*lines, "  --include '*' takes those that are left out by name"]
 

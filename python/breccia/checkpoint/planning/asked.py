@@ -17,6 +17,7 @@ from breccia.bridges.contract import FileFormat
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.input_file import DataFile
+from breccia.checkpoint.reading.models import is_embedding, is_head
 from breccia.moments import load_moments
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.inputs import WORDS, inputs_for
@@ -82,26 +83,37 @@ class Asked:
         activations: "dynamic", "static", "local" or "none" for layers whose rule says nothing of inputs; "" leaves
             them as a conversion makes them.
         amax: of inputs, for static scales that the source has not.
+        embeddings: the rule of tables of vectors, before all others; None where nothing is asked of them.
+        head: that of output layers.
     """
 
     scheme: ModelScheme
     activations: str = ""
     amax: Amax | None = None
+    embeddings: Rule | None = None
+    head: Rule | None = None
 
     def __repr__(self) -> str:
         """All that an output depends on."""
-        return f"Asked({self.scheme.to_toml()!r}, {self.activations!r}, {self.amax!r})"
+        tables = f"{self.embeddings!r}, {self.head!r}"
+        return f"Asked({self.scheme.to_toml()!r}, {self.activations!r}, {self.amax!r}, {tables})"
 
     def rule(self, name: str) -> Rule | None:
         """The rule for a weight, named with or without ".weight"; None where no rule matches it."""
-        return self.scheme.rule(name.removesuffix(".weight"))
+        return self._table(name) or self.scheme.rule(name.removesuffix(".weight"))
+
+    def _table(self, name: str) -> Rule | None:
+        """The rule for an embedding or a head."""
+        weight = f"{name.removesuffix('.weight')}.weight"
+        return self.embeddings if is_embedding(weight) else self.head if is_head(weight) else None
 
     def names(self, name: str) -> bool:
         """Whether its rule means a weight by itself, and not among others: by its name, or by its last part."""
         module, rule = name.removesuffix(".weight"), self.rule(name)
         last = module.rpartition(".")[2]
-        return rule is not None and any(
-            match.matches(module, ("Linear",)) and _last(match) == last for match in rule.match
+        return self._table(name) is not None or (
+            rule is not None
+            and any(match.matches(module, ("Linear",)) and _last(match) == last for match in rule.match)
         )
 
     def inputs(self, module: str, recipe: ScalingRecipe, strict: bool = True) -> Activations | Unsaid | None:
@@ -181,10 +193,12 @@ def asked_of(
     kv: str | None,
     activations: str | None,
     amax: str | os.PathLike[str] | None,
+    embeddings: str | None = None,
+    head: str | None = None,
 ) -> Asked | None:
     """What arguments of `breccia.checkpoint.convert` ask; None where they ask nothing. ``rules`` come before those of
     the scheme. Raises TypeError or ValueError where an argument is not of its form; the message names it."""
-    if scheme is None and not rules and kv is None and activations is None:
+    if all(one is None for one in (scheme, kv, activations, embeddings, head)) and not rules:
         if amax is not None:
             raise ValueError("amax must be left out where no static scales of inputs are asked for")
         return None
@@ -198,7 +212,17 @@ def asked_of(
     made = dataclasses.replace(base, rules=(*first, *base.rules), kv_cache=cache)
     if amax is not None and not made.rules and activations not in ("static", "local"):
         raise ValueError("amax must be left out where no static scales of inputs are asked for")
-    return Asked(made, activations or "", None if amax is None else Amax(amax))
+    tables = _rule_of_table(embeddings, "embeddings"), _rule_of_table(head, "head")
+    return Asked(made, activations or "", None if amax is None else Amax(amax), *tables)
+
+
+def _rule_of_table(word: str | None, argument: str) -> Rule | None:
+    """What is asked of embeddings or heads, whose inputs stay."""
+    if word is None:
+        return None
+    if not isinstance(word, str) or not word:
+        raise TypeError(f"{argument} must be 'keep' or the name of a recipe or type, such as 'int8', got {word!r}")
+    return Rule((Match("name", f"({argument})"),), None if word.lower() == "keep" else word, None)
 
 
 def _scheme(given: ModelScheme | str | os.PathLike[str]) -> ModelScheme:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any
 
-from breccia import recipe_names
+from breccia import bridges, recipe_names
 from breccia.bridges.parts import Found
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.asked import Asked
@@ -136,7 +136,7 @@ def without_effect(
     its `choices`."""
     held = [] if target.asked is None else [(one, target.asked.rule(one.found.name)) for one in choices]
     notes = list(_of_scales(target, choices, held))
-    notes += () if target.asked is None else _of_a_scheme(target.asked, held)
+    notes += () if target.asked is None else _of_a_scheme(target.asked, target.format == bridges.OWN, held)
     if target.asked is not None and target.asked.amax is not None and not activations.made_of_amax:
         notes.append(
             f"magnitudes of {target.asked.amax.path} (--amax) have no part in what is written: no static scale of "
@@ -186,7 +186,14 @@ def _without_options(target: Target) -> ScalingRecipe | None:
     return bare.recipe or bare.default
 
 
-def _of_a_scheme(asked: Asked, held: Sequence[Held]) -> Iterator[str]:
+def _of_a_scheme(asked: Asked, own: bool, held: Sequence[Held]) -> Iterator[str]:
+    for option in ("embeddings", "head"):
+        table = getattr(asked, option)
+        if table is not None and not any(rule is table for _, rule in held):
+            why = "there is no such tensor (a head may have the embeddings' weight)"
+            yield f"--{option} has no part in what is written: {why}"
+    if own and any(rule and rule is asked.embeddings and rule.weights for _, rule in held):
+        yield "embeddings are quantized as asked: breccia.load reads them, breccia.transformers wants floats"
     rules = [rule for one, rule in held if one.recipe is not None]
     if asked.activations and not any(rule is None or rule.inputs is UNSAID for rule in rules):
         why = "no layer is quantized" if not rules else "the rules say how the inputs of every layer are"

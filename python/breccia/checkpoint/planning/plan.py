@@ -99,8 +99,10 @@ class Plan:
                 codes, bits_of_codes = codes + count, bits_of_codes + 8 * choice.nbytes
             elif choice.action == "copy" and len(choice.found.shape) > 1 and is_float(choice.found):
                 kept.append(choice)
-        largest = max(kept, key=lambda choice: choice.nbytes).found.name if kept else None
-        beside = {"tensors": len(kept), "bytes": sum(map(attrgetter("nbytes"), kept)), "largest": largest}
+        largest = max(kept, key=attrgetter("nbytes")) if kept else None
+        name, nbytes = (None, 0) if largest is None else (largest.found.name, largest.nbytes)
+        total = sum(map(attrgetter("nbytes"), kept))
+        beside = {"tensors": len(kept), "bytes": total, "largest": name, "largest_bytes": nbytes}
         return {
             "weights": weights,
             "bits_per_weight": round(bits / weights, 3) if weights else None,

@@ -27,7 +27,10 @@ from breccia.schemes.value import ModelScheme, Rule
 __all__ = ["Options", "Request"]
 
 Method: TypeAlias = Literal["nearest", "gptq"]
-_MANIFEST = ("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp", "smooth")
+_MANIFEST = (
+    *("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp", "smooth"),
+    *("embeddings", "head"),
+)
 
 
 class Options(TypedDict, total=False):
@@ -43,6 +46,8 @@ class Options(TypedDict, total=False):
     kv: str | None
     activations: str | None
     amax: str | os.PathLike[str] | None
+    embeddings: str | None
+    head: str | None
     moments: str | os.PathLike[str] | None
     method: Method
     order: Order | None
@@ -71,6 +76,8 @@ class Request:
     kv: str | None = None
     activations: str | None = None
     amax: str | os.PathLike[str] | None = None
+    embeddings: str | None = None
+    head: str | None = None
     moments: str | os.PathLike[str] | None = None
     method: Method = "nearest"
     order: Order | None = None
@@ -112,7 +119,7 @@ class Request:
     @cached_property
     def asked(self) -> Asked | None:
         """What is asked by a scheme or its like; None: nothing."""
-        return asked_of(self.scheme, self.rules, self.kv, self.activations, self.amax)
+        return asked_of(self.scheme, self.rules, self.kv, self.activations, self.amax, self.embeddings, self.head)
 
     @classmethod
     def again(cls, said: Mapping[str, Any], files: Mapping[str, Any]) -> Request:
@@ -142,8 +149,12 @@ class Request:
             by_rules=self.asked is not None and bool(self.asked.scheme.rules),
         )
         if self.asked is not None and target.float_dtype:
-            said = "scheme, rules (--set), kv and activations"
+            said = "scheme, rules (--set), kv, activations, embeddings and head"
             raise ValueError(f"{said} must be left out with --to {target.spelled}, which has no quantized layers")
+        table = None if self.asked is None else self.asked.embeddings
+        if table is not None and table.weights is not None and not target.bridge.readers.embeddings:
+            why = f"no program loads them from {target.format} otherwise"
+            raise ValueError(f"embeddings must be 'keep' with --to {target.spelled}, got {self.embeddings!r}: {why}")
         return dataclasses.replace(target, asked=self.asked, device=device)
 
     @contextlib.contextmanager

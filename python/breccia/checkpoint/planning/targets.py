@@ -107,6 +107,8 @@ class Target:
             return dataclasses.replace(own, kind=kind, recipe=None)
         if kind in self.bridge.recipes:
             return dataclasses.replace(own, kind="", recipe=self.bridge.recipes[kind])
+        if kind.partition(":")[0] in recipe_names.names():
+            return dataclasses.replace(own, kind="", recipe=fitted(recipe_names.recipe_of(kind), self.bridge))
         known = recipe_names.suggestion(kind, [*recipe_names.names(), *self.bridge.kinds, *self.bridge.recipes])
         raise ValueError(
             f"weights of a rule must be a recipe or a type of {self.format}, got {rule.weights!r}: {known}"

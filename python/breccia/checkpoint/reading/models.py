@@ -12,6 +12,7 @@ from breccia.bridges.common import turned_shape
 
 __all__ = [
     "is_embedding",
+    "is_head",
     "is_layers_weight",
     "is_one_expert",
     "is_stored_turned",
@@ -168,3 +169,11 @@ _EMBEDDINGS = re.compile(r"(.*\.)?(embed_tokens\w*|wte|wpe|shared|embed_in|tok_e
 def is_embedding(name: str) -> bool:
     """Whether a tensor is a table of vectors, not a linear layer."""
     return _EMBEDDINGS.fullmatch(name) is not None
+
+
+_HEADS = re.compile(r"(.*\.)?(lm_head|embed_out|output_layer)\.weight|(head|output)\.weight")
+
+
+def is_head(name: str) -> bool:
+    """Whether a tensor is the weight of the layer that gives a language model's logits."""
+    return _HEADS.fullmatch(name) is not None

@@ -68,6 +68,8 @@ def convert(
     kv: str | None = None,
     activations: str | None = None,
     amax: str | os.PathLike[str] | None = None,
+    embeddings: str | None = None,
+    head: str | None = None,
     moments: str | os.PathLike[str] | None = None,
     method: Method = "nearest",
     order: Order | None = None,
@@ -104,13 +106,17 @@ def convert(
         activations: inputs of layers of which no rule says it: "dynamic", "static", "local" or "none".
         amax: a file of moments that `breccia.calibrate` wrote, whose amax gives the static scales of inputs that the
             source has not.
+        embeddings: what tables of vectors become: a recipe or a type of the format, where its programs load such;
+            "keep" leaves them in floats. None: as the target has them.
+        head: the same of output layers that have a weight of their own.
         moments: a file that `breccia.calibrate` wrote: its diagonals are such an importance.
         method: "nearest", or "gptq", which rounds by ``moments`` what has some; see `breccia.gptq`. One layer's weight
             is then in memory a few times in float32, and its moments of K columns little more than once.
         order: of "gptq": "act" (the default), columns by falling diagonal of the moments, or "natural".
         damp: of "gptq": what is added to the diagonal, in its mean; 0.02 by default.
         smooth: by ``moments``, multiply the inputs of layers in what gives them (norms, v_proj, up_proj) and divide the
-            columns of what reads them: inputs are easier to quantize, the float model is the same; see docs/quality.md.
+            columns of what reads them: inputs are easier to quantize, the float model is the same
+            (docs/quality.md).
         device: where weights are rounded: "cpu", or "cuda", "cuda:N" by torch. Bytes are the same, but for those of
             "gptq", of which codes differ beside ties alone; scales by ``imatrix`` and ``moments`` are searched, and
             kinds of GGUF that fit scales and codes together are encoded, on the CPU. Work that was begun on one device
