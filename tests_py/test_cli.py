@@ -496,7 +496,12 @@ def test_embeddings_that_no_program_loads_are_not_advised(
         words = ("convert", many, "--to", "nvfp4" if name == bridges.OWN else f"{name}:nvfp4", "--dry-run")
         _, out, _ = run(*words, capsys=capsys)
         assert (f"  {reason.format(name)}\n" in out) != bridge.readers.embeddings, name
-        assert ("--include '*'" in out) == bridge.readers.embeddings, name
+        kind = "q8_0" if name == "gguf" else "int8"
+        offer = "--include '*'" if name == bridges.OWN else f"are the embedding: --embeddings {kind} saves 8.19 kB"
+        assert (offer in out) == bridge.readers.embeddings, name
+        if bridge.readers.embeddings:
+            _, out, _ = run(*words, "--embeddings", kind, capsys=capsys)
+            assert "kept as they were" not in out and "are the embedding" not in out, name
         _, out, _ = run(*words, "--include", "*", "--json", capsys=capsys)
         noted = [note for note in json.loads(out)["notes"] if reason.format(name) in note]
         assert noted == [f"model.embed_tokens.weight: quantized as asked, but {reason.format(name)}"] * (

@@ -81,7 +81,8 @@ def _kept(args: argparse.Namespace, report: ConvertReport) -> list[str]:
     target = parse_target(report["to"])
     if is_embedding(kept["largest"]) and target.bridge.readers.embeddings and target.format != bridges.OWN:
         part, saved = kept["largest_bytes"] / report["bytes_written"], kept["largest_bytes"] // 2
-        return wrapped(f"{part:.0%} of the bytes are the embedding: --embeddings int8 saves {amount(saved)}")
+        kind = "int8" if "int8" in target.bridge.recipes else "q8_0"
+        return wrapped(f"{part:.0%} of the bytes are the embedding: --embeddings {kind} saves {amount(saved)}")
     lines = [f"{share:.0%} of the bytes are weights kept as they were, the largest:", f"  {kept['largest']}"]
     if why := unread_embedding(kept["largest"], target):
         return [*lines, *wrapped(f"  {why}")]
