@@ -99,7 +99,7 @@ def test_eight_bits_with_the_error_of_four_fail(source: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.endswith("lowest SQNR allowed: 15 dB; none below\nok\n")
     # Floats are no form of codes: where the reference is the quantized one, the two were swapped.
     assert main(["verify", str(source.parent / "four"), str(source)]) == 1
-    assert "dB, below 40 dB)" in capsys.readouterr().out
+    assert "dB, below 48 dB)" in capsys.readouterr().out
 
 
 def test_two_bits_fail_by_their_own_bound(source: Path) -> None:
@@ -120,4 +120,4 @@ def test_two_bits_fail_by_their_own_bound(source: Path) -> None:
 
 def test_the_bound_is_that_of_the_fewer_bits() -> None:
     assert [least(None, bits) for bits in (2, 3, 4, 8)] == [6, 9, 12, 24]
-    assert (least(8, 4), least(4, 8), least(8, None), least(2, None), least(None, None)) == (12, 12, 40, 40, 12)
+    assert (least(8, 4), least(4, 8), least(8, None), least(2, None), least(None, None)) == (12, 12, 48, 48, 12)

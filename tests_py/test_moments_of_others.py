@@ -94,10 +94,15 @@ def test_plan_bits_refuses_formats_that_no_scheme_names(name, tmp_path):
         breccia.checkpoint.plan_bits(source, file, 6.0, [name, "bf16"])
 
 
-def test_a_reference_that_is_the_quantized_one_is_no_reference(tmp_path):
-    source = model(tmp_path / "m")
-    breccia.checkpoint.convert(source, tmp_path / "q", "nvfp4")
-    breccia.checkpoint.convert(tmp_path / "q", tmp_path / "values", "bf16")
-    assert breccia.checkpoint.verify(source, tmp_path / "q")["ok"]
-    assert breccia.checkpoint.verify(tmp_path / "q", tmp_path / "values")["ok"]
-    assert not breccia.checkpoint.verify(tmp_path / "q", source)["ok"]
+@pytest.mark.parametrize(
+    "target", ["nvfp4", "fp8-row", "int8", "int8_expanded", "compressed-tensors:int8", "gguf:q8_0"]
+)
+def test_a_reference_that_is_the_quantized_one_is_no_reference(target, tmp_path):
+    """Those of 8-bit integers are nearest to what they are of."""
+    source, codes = model(tmp_path / "m"), tmp_path / "q"
+    breccia.checkpoint.convert(source, codes, target)
+    assert breccia.checkpoint.verify(source, codes)["ok"]
+    assert not breccia.checkpoint.verify(codes, source)["ok"]
+    for dtype in ("bf16", "fp16", "fp32"):
+        breccia.checkpoint.convert(codes, tmp_path / dtype, dtype)
+        assert breccia.checkpoint.verify(codes, tmp_path / dtype)["ok"]
