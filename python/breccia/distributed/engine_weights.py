@@ -202,6 +202,8 @@ class _Live(Checkpoint):
         self._held: dict[str, np.ndarray[Any, Any]] = {}
         self._dtype = dtype
         self._tensors = _tensors_of(model)
+        self._apart = _Apart(model, self._tensors)
+        self._tensors = self._apart.tensors
         self.entries = {name: self._entry(name, tensor) for name, tensor in self._tensors.items()}
         self.home = dict.fromkeys(self.entries, self.files[0])
         self.found = in_order((), set(), Plain(self.entries, self.home, self.config, {}))
@@ -264,7 +266,7 @@ class _Live(Checkpoint):
 
     def _whole(self, name: str) -> np.ndarray[Any, Any]:
         if name not in self._held:
-            tensor = self._tensors[name].detach()
+            tensor = self._apart.tensor(name).detach()
             tensor = tensor.to(self._rounded(tensor.dtype))  # before it travels
             tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             tensor = tensor.cpu().contiguous()
@@ -313,10 +315,43 @@ def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if first.setdefault(id(parameter), name) != name
     }
-    state = {name: tensor for name, (own, tensor) in stored_state(model).items() if own not in twice}
-    if not hasattr(model, "save_pretrained") or any(isinstance(tensor, DTensor) for tensor in state.values()):
-        return state
-    # transformers has some tensors of a layer as one, experts above all, and saves them apart.
-    loading = importlib.import_module("transformers.core_model_loading")
-    saved: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, state)
-    return saved
+    return {name: tensor for name, (own, tensor) in stored_state(model).items() if own not in twice}
+
+
+class _Apart:
+    """A model's tensors under the names that transformers saves: it has some of a layer as one, experts above all.
+    These are cut when they are read, which a sharded one is gathered for once.
+
+    Attributes:
+        tensors: by these names; those that are cut have no numbers yet.
+    """
+
+    def __init__(self, model: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+        self.tensors, self._state, self._model = state, state, model
+        self._source: dict[str, str] = {}
+        self._cut: tuple[str, dict[str, torch.Tensor]] = "", {}
+        if not hasattr(model, "save_pretrained"):
+            return
+        shapes = {n: torch.empty(one.shape, dtype=one.dtype, device="meta") for n, one in state.items()}
+        saved = self._saved(shapes)
+        for name in state.keys() - saved.keys():
+            self._source |= dict.fromkeys(self._saved({name: shapes[name]}), name)
+        if saved.keys() != (state.keys() & saved.keys()) | self._source.keys():
+            raise ValueError("model must have parameters that transformers saves one by one, some are saved together")
+        self.tensors = {name: saved[name] if name in self._source else state[name] for name in saved}
+
+    def _saved(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        loading = importlib.import_module("transformers.core_model_loading")
+        saved: dict[str, torch.Tensor] = loading.revert_weight_conversion(self._model, state)
+        return saved
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One of them, with its numbers."""
+        if name not in self._source:
+            return self._state[name]
+        source = self._source[name]
+        if self._cut[0] != source:
+            whole = self._state[source].detach()
+            whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+            self._cut = source, self._saved({source: whole})
+        return self._cut[1][name]
