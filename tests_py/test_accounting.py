@@ -2,6 +2,8 @@
 """Every tensor and every key of a source is read, carried over, named or refused."""
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from breccia import bridges
 from breccia.bridges.contract import FileFormat
 from breccia.checkpoint import Checkpoint, convert, inspect, save_arrays
+from breccia.checkpoint.files import disk
 from breccia.checkpoint.judging.inspect import scheme_lines
 from breccia.checkpoint.judging.verify import values
 from breccia.testing import values_of
@@ -564,3 +567,45 @@ def test_chunks_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
             tmp_path / "o",
             "fp32",
         )
+
+
+GROUPED = ["gptq:int4", "awq", "mlx:int4", "quark:int4"]
+
+
+@pytest.mark.parametrize("to", GROUPED)
+def test_words_that_do_not_fit_what_is_written_are_a_defect(to: str, tmp_path: Path) -> None:
+    """The format's own reader looks at names, shapes and words before a byte is written."""
+    bridge = WRITTEN[to.partition(":")[0]]
+    source = model(tmp_path / "in", {bridge.sample.name: values_of(bridge)}, dict(bridge.sample.model))
+    convert(source, tmp_path / "out", to, include=["*"])
+    write = bridge.dialect.write
+
+    def said(written: Any) -> dict[str, Any]:
+        text = json.dumps(write(written))
+        assert "group_size" in text
+        return json.loads(re.sub(r'"(group_size|bits)": \d+', r'"\1": 7', text))
+
+    object.__setattr__(bridge.dialect, "write", said)
+    try:
+        with pytest.raises(ValueError, match="must"):
+            convert(source, tmp_path / "other", to, include=["*"], dry_run=True)
+    finally:
+        object.__setattr__(bridge.dialect, "write", write)
+
+
+def test_a_file_that_changes_while_it_is_written_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program cuts it, or writes over its header."""
+    source = model(tmp_path / "in", {"a.weight": np.ones((64, 64), np.float32)}, {})
+    sync = disk.sync
+    for at, data in (("cut", b""), ("header", b"{}")):
+
+        def damaged(fd: int, path: Path, data: bytes = data) -> None:
+            if path.name.endswith(".safetensors.partial"):
+                os.pwrite(fd, data, 12) if data else os.ftruncate(fd, 100)
+            sync(fd, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "sync", damaged)
+            with pytest.raises(ValueError, match="must keep its header and size while it is written"):
+                convert(source, tmp_path / at, "nvfp4")
+        assert not (tmp_path / at).exists()

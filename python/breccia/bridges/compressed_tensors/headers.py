@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -33,7 +34,10 @@ from breccia.schemes.dialects.compressed_tensors import target
 from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations, KVCache
 
+_OF_16, _OF_32 = PerBlockMN(1, 16), PerBlockMN(1, 32)
 
+
+@functools.cache
 def nvfp4_recipe(two_level: bool) -> recipes.NVFP4BlockScaling:
     """NVFP4 as this format stores it."""
     return recipes.NVFP4BlockScaling(two_level=two_level, global_scale_form="divisor" if two_level else "multiplier")
@@ -144,9 +148,8 @@ def _check_formats(said: Mapping[str, Any]) -> None:
 
 def _said_by_all(said: Mapping[str, Any], key: str) -> Any:
     """What config.json says of the weights of all groups; None where they differ, or it says nothing."""
-    schemes = [group.get("weights") for group in _groups(said)]
-    values = [scheme.get(key) for scheme in schemes if isinstance(scheme, dict)]
-    return values[0] if values and all(value == values[0] for value in values) else None
+    values = [group["weights"].get(key) for group in _groups(said) if isinstance(group.get("weights"), dict)]
+    return values[0] if values and values.count(values[0]) == len(values) else None
 
 
 def _bits_in_bytes(module: str, said: Mapping[str, Any]) -> int:
@@ -170,12 +173,12 @@ def _find_packed(
         if "weight_global_scale" not in parts:
             findings.append(f"{prefix}weight_global_scale is missing: NVFP4 values would be off by a constant factor")
         two_levels = nvfp4_recipe("weight_global_scale" in parts)
-        return "nvfp4", shape, two_levels, PerBlockMN(1, 16), "uint8"
+        return "nvfp4", shape, two_levels, _OF_16, "uint8"
     if weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0"):
         if stored[-1] * 2 == groups * 32:
-            return "mxfp4", (*stored[:-1], stored[-1] * 2), recipes.MXFP4BlockScaling(), PerBlockMN(1, 32), "uint8"
+            return "mxfp4", (*stored[:-1], stored[-1] * 2), recipes.MXFP4BlockScaling(), _OF_32, "uint8"
         if stored[-1] * 4 == groups * 32 * 3:
-            return "mxfp6", (*stored[:-1], groups * 32), recipes.MXFP6BlockScaling(), PerBlockMN(1, 32), "uint8"
+            return "mxfp6", (*stored[:-1], groups * 32), recipes.MXFP6BlockScaling(), _OF_32, "uint8"
         return None
     if weight.dtype == "I32" and scale.dtype in FLOATS:
         dtype = FLOATS[scale.dtype]
@@ -196,7 +199,7 @@ def _find_plain(parts: dict[str, str], weight: Any, scale: Any, bits: int) -> _K
         if scale.shape != (*weight.shape[:-1], -(-weight.shape[-1] // 32)):
             return None
         recipe8 = recipes.MXFP8BlockScaling(fp8_format=FP8_DTYPES[weight.dtype])
-        return "mxfp8", weight.shape, recipe8, PerBlockMN(1, 32), "uint8"
+        return "mxfp8", weight.shape, recipe8, _OF_32, "uint8"
     if scale.dtype not in FLOATS:
         return None
     dtype = FLOATS[scale.dtype]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import operator
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -226,9 +227,8 @@ def link_or_copy(source: Path, destination: Path) -> None:
         copy_file(source, destination)
 
 
-def stamp_of(said: os.stat_result) -> Stamp:
-    """The part of a file's status that changes when its contents change."""
-    return said.st_ino, said.st_size, said.st_mtime_ns, said.st_ctime_ns
+# The part of a file's status that changes when its contents change.
+stamp_of: Callable[[os.stat_result], Stamp] = operator.attrgetter("st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ class PlannedWriter:
     ) -> None:
         self.path = path_of(path, "path")
         self.partial = self.path.with_name(f".{self.path.name}.partial")
-        self._spans = dict(spans)
+        self._header, self._size, self._spans = header, size, dict(spans)
         self._left = {name: end - begin for name, (begin, end) in spans.items()}
         self._lock = threading.Lock()
         self._fd = -1
@@ -136,12 +136,15 @@ class PlannedWriter:
         disk.sync(self._fd, self.partial)
 
     def commit(self) -> None:
-        """Give the complete file its name. Raises ValueError where bytes are missing; an error leaves the partial file
-        to `close`, or `abort`."""
+        """Give the complete file its name. Raises ValueError where bytes are missing, or the header or the size on disk
+        are not those that were planned; an error leaves the partial file to `close`, or `abort`."""
         missing = [name for name, left in self._left.items() if left != 0]
         if missing:
             raise ValueError(f"{self.path}: tensor {missing[0]!r} must be written in full, {len(missing)} are not")
         disk.sync(self._fd, self.partial)
+        same = os.pread(self._fd, len(self._header), 0) == self._header
+        if not same or os.fstat(self._fd).st_size != self._size:
+            raise ValueError(f"{self.partial}: must keep its header and size while it is written, they changed")
         disk.rename(self.partial, self.path)
         self.close()
         disk.sync_directory(self.path.parent)

@@ -386,12 +386,11 @@ def target_parts(
 ) -> tuple[dict[str, Part], dict[str, str]]:
     """Stored tensors by full name, and entries of the header's metadata. Raises ValueError where the format has no
     place for such a tensor."""
-    bridge, module = target.bridge, name.removesuffix(".weight")
-    place = Place(False, target.model, target.spell, product=target.products.get(name, ""))
+    bridge, module, product = target.bridge, name.removesuffix(".weight"), target.products.get(name, "")
     if not isinstance(scaled, ScaledTensor):
-        return bridge.stored(name, scaled, place)
+        return bridge.stored(name, scaled, Place(False, target.model, target.spell, product=product))
     inputs = bridge.input_scales and module in target.inputs
     inputs = inputs and bridge.input_scale(scaled.recipe, {}) is not None
     said = target.inputs_of(module, scaled.recipe)
     said = said if inputs or said is None or said.when == "dynamic" else None
-    return bridge.stored(name, scaled, dataclasses.replace(place, inputs=inputs, activations=said))
+    return bridge.stored(name, scaled, Place(inputs, target.model, target.spell, said, product))

@@ -12,6 +12,7 @@ from breccia.bridges.contract import registered
 from breccia.bridges.file_kinds import SAFETENSORS
 from breccia.bridges.parts import Found
 from breccia.bridges.written import Written
+from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.left_alone import LATER
 from breccia.checkpoint.planning.remarks import Remark, some
@@ -26,7 +27,7 @@ from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
 from breccia.schemes.rules import Unsaid, rules_of
 
-__all__ = ["Config", "changed_meaning", "config_of", "made_anew", "modules_of", "words_of"]
+__all__ = ["Config", "changed_meaning", "check_is_read", "config_of", "made_anew", "modules_of", "words_of"]
 
 # Servers may call heads for later tokens otherwise than files do.
 _LATER_HEADS = Match("glob", f"*{LATER}*")
@@ -214,6 +215,34 @@ def _named_high(checkpoint: Checkpoint) -> set[str]:
         for one in rule.match
         if one.kind == "name"
     }
+
+
+def check_is_read(target: Target, choices: list[Choice], config: Config) -> None:
+    """Check that the format's reader finds what is planned in the names, types, shapes and words that are written, of a
+    tensor of each shape and recipe. Raises ValueError where it does not; the message names the tensor."""
+    bridge, own = target.bridge, config.own
+    if bridge.container.whole or bridge.find_all is not None:  # the header says what its tensors are
+        return
+    said = own.get("quantization_config", {})
+    context = {"quantization_config": said, "quant_method": str(said.get("quant_method") or ""), "config": own}
+    context["quantization"] = own.get("quantization")
+    seen = set()
+    for choice in choices:
+        kind = id(choice.recipe), choice.found.shape, len(choice.outputs)
+        if choice.action not in ("cast", "repack", "requantize") or kind in seen:
+            continue
+        seen.add(kind)
+        entries = {name: Entry(name, *form, 0, 0) for name, form in choice.outputs.items()}
+        found = None
+        for name in entries:
+            if found is None and name.endswith(bridge.anchors):
+                found = bridge.find(name, entries, context)
+        if found is None or found.shape != choice.found.shape:
+            shape = None if found is None else found.shape
+            raise ValueError(
+                f"{target.spelled}: {choice.found.name!r} must be read as shape {choice.found.shape}, "
+                f"its tensors and config.json say {shape}"
+            )
 
 
 def made_anew(checkpoint: Checkpoint, target: Target) -> list[Choice]:

@@ -19,7 +19,14 @@ from breccia.checkpoint.planning import notes
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.choices import QUANTIZED, Choice, choose, upright
 from breccia.checkpoint.planning.left_alone import left_alone
-from breccia.checkpoint.planning.model_config import Config, changed_meaning, config_of, made_anew, words_of
+from breccia.checkpoint.planning.model_config import (
+    Config,
+    changed_meaning,
+    check_is_read,
+    config_of,
+    made_anew,
+    words_of,
+)
 from breccia.checkpoint.planning.notes import check_effects, check_names, without_effect
 from breccia.checkpoint.planning.remarks import Remark, some
 from breccia.checkpoint.planning.rotations import KEYS, rotations_of
@@ -153,6 +160,7 @@ class Planner:
             self.choices, apart = self._share()
             self.notes += apart
         config = config_of(checkpoint, self.target, self.choices)
+        check_is_read(self.target, self.choices, config)
         notes.check_group_size(self.target, self.choices)
         words, lost_words = words_of(checkpoint, target)
         self.notes += [*self._what_to_know(found, config), *lost_words]

@@ -87,7 +87,8 @@ FLOATS: dict[str, Any] = {
     "F64": np.uint64(0x7FF0000000000000),
 }
 _SIGNS = {size: np.dtype(f"u{size}").type(1 << (8 * size - 1)) for size in (2, 4, 8)}
-_DTYPES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32", "float64": "F64"}
+_FEW = 8192  # numbers that are looked at once
+_DTYPES = {"e": "F16", "E": "BF16", "H": "BF16", "f": "F32", "d": "F64"}  # by NumPy's letters, E is ml_dtypes'
 
 
 def in_piece(piece: Any, dtype: str) -> int:
@@ -96,8 +97,10 @@ def in_piece(piece: Any, dtype: str) -> int:
     if exponent is None or not piece.size:
         return 0
     bits = piece.reshape(-1).view(np.uint8).view(exponent.dtype)
-    if bits.view(bits.dtype.str.replace("u", "i")).max() < exponent and bits.max() < exponent | _SIGNS[bits.itemsize]:
-        return 0  # neither of the positive numbers, nor of the negative ones
+    if bits.size > _FEW:
+        signed = bits.view(bits.dtype.str.replace("u", "i"))
+        if signed.max() < exponent and bits.max() < exponent | _SIGNS[bits.itemsize]:
+            return 0  # neither of the positive numbers, nor of the negative ones
     return int(np.count_nonzero(bits & exponent == exponent))
 
 
@@ -107,8 +110,10 @@ def counted(values: Any, workers: Workers | None = None) -> int:
     if isinstance(values, ScaledTensor):
         return magnitudes(values).not_finite
     flat = np.ascontiguousarray(values).reshape(-1)
-    dtype, found = _DTYPES.get(flat.dtype.name, ""), [0]
+    dtype, found = _DTYPES.get(flat.dtype.char, ""), [0]
     step = PIECE // flat.itemsize
+    if flat.size <= step:
+        return in_piece(flat, dtype)
 
     def count(at: int, _: Any) -> None:
         found.append(in_piece(flat[at : at + step], dtype))

@@ -120,7 +120,8 @@ def _modules(path: Path) -> set[str]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    disk.write_file(path, (_indented(value) + "\n").encode())
+    text = _indented(value) if "weight_map" in value else json.dumps(value, indent=2, ensure_ascii=False)
+    disk.write_file(path, f"{text}\n".encode())
 
 
 def _indented(value: Any, margin: str = "\n") -> str:
