@@ -237,7 +237,7 @@ def check_is_read(target: Target, choices: list[Choice], config: Config) -> None
         for name in entries:
             if found is None and name.endswith(bridge.anchors):
                 found = bridge.find(name, entries, context)
-        if found is None or found.shape != choice.found.shape:
+        if found is None or (found.shape != choice.found.shape and bridge.shape_role not in found.parts):
             shape = None if found is None else found.shape
             raise ValueError(
                 f"{target.spelled}: {choice.found.name!r} must be read as shape {choice.found.shape}, "
