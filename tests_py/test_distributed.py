@@ -313,6 +313,8 @@ def wrong_on_one_rank(rank, world):
     yield x, x.numpy(), partial(distributed.cast, recipe="nvfp4")
     yield [x], [None], partial(distributed.amax, recipe="fp8")
     yield x, None, partial(distributed.reduce_scatter, recipe="mxfp8")
+    yield x, x.numpy(), partial(distributed.reduce_scatter, recipe="mxfp8")
+    yield [x], x, partial(distributed.amax, recipe="fp8")
     half = breccia.cast(x, "mxfp8")
     yield (
         half,
@@ -321,7 +323,24 @@ def wrong_on_one_rank(rank, world):
     )
 
 
+def other_forms_on_one_rank(world):
+    """What the ranks pass and one of them, of which each alone is right."""
+    x, wide = tensor((384, 384)), tensor((384, 512))
+    splits = [384 // world] * world
+    sends = partial(distributed.all_to_all, in_splits=splits, out_splits=splits)
+    yield breccia.cast(x, "mxfp8"), breccia.cast(wide, "mxfp8"), sends
+    yield breccia.cast(x, "mxfp8"), breccia.cast(x, "nvfp4"), sends
+    yield x, wide, partial(distributed.reduce_scatter, recipe="mxfp8")
+    yield x, tensor((256, 384)), partial(distributed.reduce_scatter, recipe="mxfp8")
+    yield [x], [x, x], partial(distributed.amax, recipe="fp8")
+    yield [x], [wide.T], partial(distributed.amax, recipe="fp8-row", dim=1)
+    yield x, wide.T, partial(distributed.cast, recipe="fp8-row", dim=1)
+
+
 def tells_who_failed(rank, world):
+    for right, wrong, collective in other_forms_on_one_rank(world):
+        with pytest.raises(ValueError, match="rank 1 has another recipe, layout, dtype or shape than rank 0"):
+            collective(wrong if rank == 1 else right)
     for right, wrong, collective in wrong_on_one_rank(rank, world):
         group = dist.new_group(timeout=datetime.timedelta(seconds=60))
         if getattr(collective, "keywords", {}).get("plan") is not None:

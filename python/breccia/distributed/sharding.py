@@ -120,3 +120,9 @@ def deal(extent: int, block: int, world: int) -> tuple[tuple[int, int], ...]:
     per_rank = math.ceil(blocks / world) * block
     cuts = [min(rank * per_rank, extent) for rank in range(world + 1)]
     return tuple(itertools.pairwise(cuts))
+
+
+def check_plan(given: Any) -> None:
+    """Raise TypeError unless given is a `Plan` or None."""
+    if given is not None and not isinstance(given, Plan):
+        raise TypeError(f"plan must be a Plan, which breccia.distributed.plan makes, got {type(given).__name__}")

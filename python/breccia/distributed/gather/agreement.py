@@ -54,18 +54,37 @@ def on_all_ranks(do: Callable[[], Result], group: Any, alike: Callable[[Result],
 
 def extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:
     """How long the ranks' parts are along an axis, told by each of them; all refuse a part of another form."""
-    device = scaled.data.device
-    mine = torch.tensor([scaled.shape[axis], _form(scaled, axis)], dtype=torch.int64, device=device)
-    everyone = mine.new_empty(2 * dist.get_world_size(group))
-    wait(gather_into(everyone, mine, group=group, async_op=True), group)
-    told = everyone.reshape(-1, 2).tolist()
-    for rank, (_, form) in enumerate(told):
-        if form != told[0][1]:
-            raise ValueError(
-                f"scaled must be a part of one tensor on all ranks, but rank {rank} has another recipe, layout, dtype "
-                f"or shape than rank 0 of {called(group)} (seen by {place(group)})"
-            )
+    told = _told([scaled.shape[axis], form(scaled, axis)], scaled.data.device, group)
+    _check_alike("scaled must be a part of one tensor", [form for _, form in told], group)
     return [extent for extent, _ in told]
+
+
+def check_alike(argument: str, form: Any, device: Any, group: Any) -> None:
+    """Refuse, on all ranks, what differs between them: how an argument is made, as numbers and texts. They tell each
+    other at the first of a form, whose sizes the backend would else not check or end the process for."""
+    known, key = _agreed.setdefault(members_of(group), set()), (argument, str(form))
+    if key not in known:
+        told = _told([_number(key)], device, group)
+        _check_alike(f"{argument} must be alike", [number for (number,) in told], group)
+        known.add(key)
+
+
+def _told(mine: list[int], device: Any, group: Any) -> list[list[int]]:
+    """The numbers of each rank."""
+    sent = torch.tensor(mine, dtype=torch.int64, device=device)
+    everyone = sent.new_empty(len(mine) * dist.get_world_size(group))
+    wait(gather_into(everyone, sent, group=group, async_op=True), group)
+    told: list[list[int]] = everyone.reshape(-1, len(mine)).tolist()
+    return told
+
+
+def _check_alike(wanted: str, forms: list[int], group: Any) -> None:
+    for rank, form in enumerate(forms):
+        if form != forms[0]:
+            raise ValueError(
+                f"{wanted} on all ranks, but rank {rank} has another recipe, layout, dtype or shape than rank 0 of "
+                f"{called(group)} (seen by {place(group)})"
+            )
 
 
 def planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[int]:
@@ -104,12 +123,16 @@ def has_one_scale(scaled: ScaledTensor, group: Any) -> bool:
     return noted is not None and noted() is members_of(group)
 
 
-def _form(scaled: ScaledTensor, axis: int) -> int:
-    """What the parts of one tensor have in common, as a number of 62 bits."""
+def form(scaled: ScaledTensor, axis: int) -> int:
+    """What the parts of one tensor have in common."""
     _, key = flatten(scaled)
     recipe, layout, packing, dtype, flags = key.split("|")
     if axis == -1 and packing == "odd":
         packing = "two"
     shape = [n for i, n in enumerate(scaled.shape) if i - scaled.ndim != axis]
-    text = json.dumps([recipe, layout, packing, dtype, flags, shape, [str(scaled.data.dtype), str(scaled.scale.dtype)]])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2
+    return _number([recipe, layout, packing, dtype, flags, shape, [str(scaled.data.dtype), str(scaled.scale.dtype)]])
+
+
+def _number(form: Any) -> int:
+    """A form as a number of 62 bits."""
+    return int.from_bytes(hashlib.sha256(json.dumps(form).encode()).digest()[:8], "little") >> 2

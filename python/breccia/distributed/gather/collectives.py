@@ -13,9 +13,9 @@ import torch.distributed as dist
 from breccia import verbs
 from breccia.distributed.gather import agreement, in_place
 from breccia.distributed.gather.buffers import Wire
-from breccia.distributed.gather.groups import device_of, gather_into, tells, wait
+from breccia.distributed.gather.groups import check_tensor, device_of, gather_into, tells, wait
 from breccia.distributed.gather.handle import Handle
-from breccia.distributed.sharding import Plan, deal, plan
+from breccia.distributed.sharding import Plan, check_plan, deal, plan
 from breccia.frameworks.torch.meta import flatten, unflatten
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
@@ -52,6 +52,7 @@ def all_gather(
             tensor can have only one (`amax` makes it); or another rank has failed before it came here, which ends the
             use of the group: its ranks are no longer in step.
     """
+    check_plan(plan)
     return _result(_gathered(_checked(scaled), group, dim if plan is None else plan.dim, plan), async_op)
 
 
@@ -119,6 +120,7 @@ def all_to_all(
         raise ValueError(f"in_splits must sum to scaled.shape[0], {scaled.shape[0]}, got {sum(in_splits)}")
     for name, splits in (("in_splits", in_splits), ("out_splits", out_splits)):
         _check_cuts(scaled, axis, splits, name)
+    agreement.check_alike("scaled", agreement.form(scaled, axis), scaled.data.device, group)
     sent = [Wire(scaled, axis, n) for n in in_splits]
     received = [Wire(scaled, axis, n) for n in out_splits]
     send = _buffer(scaled, sum(wire.bytes for wire in sent))
@@ -153,8 +155,10 @@ def reduce_scatter(
         RuntimeError, TypeError, ValueError: see `all_gather` and `breccia.cast`.
     """
     recipe = resolve(recipe)
+    check_tensor(x, "x")
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     dealt = plan(tuple(x.shape), recipe, world, dim)
+    agreement.check_alike("x", (dealt.shape, dealt.dim, recipe), x.device, group)
     axis = dealt.dim - x.ndim
     scaled = verbs.cast(x, recipe)
     sent = [Wire(scaled, axis, end - begin) for begin, end in dealt.ranges]

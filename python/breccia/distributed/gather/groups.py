@@ -21,6 +21,12 @@ def check_group(group: Any) -> None:
         raise ValueError(f"group must have this process, rank {dist.get_rank()}, among its ranks")
 
 
+def check_tensor(x: Any, argument: str) -> None:
+    """Raise TypeError unless x is a torch tensor."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{argument} must be a torch tensor, got {type(x).__name__}")
+
+
 def members_of(group: Any) -> Any:
     """The process group itself, where None stands for that of all ranks."""
     return dist.group.WORLD if group is None else group

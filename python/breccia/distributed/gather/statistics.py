@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from breccia import verbs
 from breccia.distributed.gather import agreement
-from breccia.distributed.gather.groups import tells, wait
-from breccia.distributed.sharding import Plan
+from breccia.distributed.gather.groups import check_tensor, tells, wait
+from breccia.distributed.sharding import Plan, check_plan
 from breccia.formats import finfo
 from breccia.frameworks.torch import launches
 from breccia.recipe_names import resolve
@@ -27,7 +27,8 @@ _BY_KERNEL = (torch.float32, torch.bfloat16, torch.float16)
 def amax(
     tensors: Sequence[torch.Tensor], recipe: ScalingRecipe | str, group: Any = None, dim: int = 0
 ) -> list[torch.Tensor | None]:
-    """``amax=`` of `breccia.cast` for this rank's part of each tensor, by one all-reduce for all of them.
+    """``amax=`` of `breccia.cast` for this rank's part of each tensor, by one all-reduce for all of them. The
+    ranks first tell each other the shapes, once for each list of shapes.
 
     Args:
         tensors: this rank's parts, on one device; all ranks pass parts of the same tensors in one order.
@@ -41,8 +42,13 @@ def amax(
 
     Raises:
         RuntimeError: ``torch.distributed`` is not initialized.
-        ValueError: a tensor has no such axis.
+        TypeError: ``tensors`` is no list of torch tensors.
+        ValueError: a tensor has no such axis, or ranks have parts of other tensors.
     """
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(f"tensors must be a list of torch tensors, got {type(tensors).__name__}")
+    for i, x in enumerate(tensors):
+        check_tensor(x, f"tensors[{i}]")
     return _amax(tensors, resolve(recipe), group, dim)
 
 
@@ -51,6 +57,8 @@ def _amax(tensors: Sequence[torch.Tensor], recipe: ScalingRecipe, group: Any, di
     if not any(needed):
         return [None] * len(tensors)
     by_rows = recipe.layout.block == (1, 0)
+    whole = [[n for i, n in enumerate(x.shape) if i != dim % x.ndim] for x in tensors]
+    agreement.check_alike("tensors", (whole, recipe), tensors[0].device, group)
     found = [finite_amax(x, by_rows) for x, wanted in zip(tensors, needed, strict=True) if wanted]
     flags = []
     if by_rows and not finfo(recipe.element).has_nan:  # one NaN makes the scale of the whole row NaN
@@ -105,8 +113,8 @@ def cast(
         ValueError: ``x`` is not the part that the plan gives this rank, or stochastic rounding has no plan.
     """
     recipe = resolve(recipe)
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
+    check_tensor(x, "x")
+    check_plan(plan)
     rank = dist.get_rank(group)
     dim = dim if plan is None else plan.dim
     found = _amax([x], recipe, group, dim)[0]  # before any check: the other ranks wait for it
