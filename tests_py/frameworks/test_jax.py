@@ -37,7 +37,7 @@ def compiled(request, monkeypatch):
     """Both ways of compiled code to the core."""
     if request.param == "ffi" and not ffi.register():
         pytest.skip("built without jaxlib's headers")
-    monkeypatch.setattr(ffi, "compiled", ffi.chosen(request.param))
+    monkeypatch.setattr(ffi, "method", request.param)
     jax.clear_caches()
     yield
     jax.clear_caches()

@@ -38,6 +38,7 @@ from breccia.bridges.packing import from_words, pack_nibbles, packed_codes, scal
 from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outside
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written
+from breccia.formats import finfo
 from breccia.layouts import PerBlockMN
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -52,6 +53,7 @@ RECIPES: dict[str, ScalingRecipe] = {
     "int4": recipes.INT4Scaling(group_size=64, signed=False, symmetric=False, scale_dtype="fp16"),
     "int8": recipes.INT8Scaling(group_size=64, symmetric=False, scale_dtype="fp16"),
 }
+_BLOCKS = ("mxfp4", "mxfp8", "nvfp4")  # modes whose scales are codes
 _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (32, 64, 128)
 
@@ -86,18 +88,17 @@ def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4
         mode = "affine" if "biases" in parts else _mode(raw.shape[-1], scales.shape[-1])
     if mode == "affine":
         return _affine(parts, raw, scales, bits)
-    scale = codes(scales, "scales")
-    if mode == "mxfp8":
-        return of_blocks(raw, scale, recipes.MXFP8BlockScaling())
-    if mode == "mxfp4":
-        return of_blocks(raw, scale, recipes.MXFP4BlockScaling())
-    if mode != "nvfp4":
+    if mode not in _BLOCKS:
         raise ValueError(f"mode must be 'affine', 'mxfp4', 'mxfp8' or 'nvfp4', got {mode!r}")
     second = None
-    if "global_scale" in parts:  # MLX keeps the tensor's amax
+    if mode == "nvfp4" and "global_scale" in parts:  # MLX keeps the tensor's amax
         amax = np.asarray(get(parts, "global_scale", NAME), np.float32)
         second = amax.reshape(() if amax.size == 1 else (*amax.shape, 1, 1)) / np.float32(448 * 6)
-    return of_blocks(raw, scale, recipes.NVFP4BlockScaling(two_level=second is not None), second)
+    return of_blocks(raw, codes(scales, "scales"), _of_mode(mode, second is not None), second)
+
+
+def _of_mode(mode: str, two_level: bool) -> ScalingRecipe:
+    return recipes.NVFP4BlockScaling(two_level=two_level) if mode == "nvfp4" else RECIPES[mode]
 
 
 def _mode(row_bytes: int, groups: int) -> str:
@@ -287,13 +288,9 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     if biases is None:
         mode = _mode(row, scales.shape[-1])
         shape = (*weight.shape[:-1], row * (1 if mode == "mxfp8" else 2))
-        by_mode: dict[str, ScalingRecipe] = {
-            "mxfp4": recipes.MXFP4BlockScaling(),
-            "mxfp8": recipes.MXFP8BlockScaling(),
-            "nvfp4": recipes.NVFP4BlockScaling(two_level="global_scale" in parts),
-        }
-        layout = PerBlockMN(1, 16 if mode == "nvfp4" else 32)
-        return Found(prefix + "weight", NAME, mode, parts, shape, by_mode[mode], layout, details=Details(mode))
+        recipe = _of_mode(mode, "global_scale" in parts)
+        layout = PerBlockMN(1, recipe.layout.block.columns)
+        return Found(prefix + "weight", NAME, mode, parts, shape, recipe, layout, details=Details(mode))
     parts["biases"] = biases.name
     said = _said(prefix[:-1], context)
     bits, size = _affine_bits(row, scales.shape[-1], said, prefix + "weight")
@@ -364,16 +361,8 @@ def _as_mlx_reads(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(recipe: ScalingRecipe) -> dict[str, Any]:
-    match recipe:
-        case recipes.MXFP4BlockScaling():
-            return {"group_size": 32, "bits": 4, "mode": "mxfp4"}
-        case recipes.MXFP8BlockScaling():
-            return {"group_size": 32, "bits": 8, "mode": "mxfp8"}
-        case recipes.NVFP4BlockScaling():
-            return {"group_size": 16, "bits": 4, "mode": "nvfp4"}
-        case _:
-            bits = 8 if isinstance(recipe, recipes.INT8Scaling) else 4
-            return {"group_size": getattr(recipe, "group_size", 64), "bits": bits, "mode": "affine"}
+    mode = recipe.name if recipe.name in _BLOCKS else "affine"
+    return {"group_size": recipe.layout.block.columns, "bits": finfo(recipe.element).bits, "mode": mode}
 
 
 BRIDGE = FileFormat(

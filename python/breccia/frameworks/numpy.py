@@ -13,10 +13,9 @@ from breccia.kernels.whole_array.namespace import NumPy
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import cast_form
-from breccia.value.inputs import check_float32, refuse_mask
+from breccia.value.inputs import FLOATS, check_float32, float_name, refuse_mask
 from breccia.verbs.cast_options import CastOptions
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _PLAIN = ("uint8", "int8")
 _DLPACK = ("float32", "float64", "float16", "uint8", "int8", "uint16")
 namespace = NumPy()
@@ -118,7 +117,7 @@ def tensor_of(made: Any, recipe: ScalingRecipe, original_dtype: str | None = Non
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is None:
-        return _core.dequantize(scaled._core, _dtype_name(dtype))
+        return _core.dequantize(scaled._core, float_name(dtype))
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
     refuse_mask(out, "out")
@@ -131,7 +130,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
-    return _core.matmul(_operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype, "out_dtype"), precision)
+    return _core.matmul(_operand(a, "a"), _operand(b, "b"), float_name(out_dtype, "out_dtype"), precision)
 
 
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
@@ -144,14 +143,14 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias:
         return None
     if x.dtype.itemsize == 8:
         check_float32(x, "x")
-    return _core.linear(x, w._core, bias, _dtype_name(out_dtype, "out_dtype"), precision)
+    return _core.linear(x, w._core, bias, float_name(out_dtype, "out_dtype"), precision)
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
     from breccia.verbs.grouped import checked_offsets
 
     ends = checked_offsets(offsets, x.shape[0])
-    return _core.grouped_matmul(_operand(x, "x"), w_stack._core, ends, _dtype_name(out_dtype, "out_dtype"))
+    return _core.grouped_matmul(_operand(x, "x"), w_stack._core, ends, float_name(out_dtype, "out_dtype"))
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
@@ -187,9 +186,9 @@ def floats(x: Any, argument: str) -> np.ndarray[Any, Any]:
         if array.dtype.itemsize == 8:
             check_float32(array, argument)
         return array
-    if array.dtype.kind in "iub" and array.dtype.name not in _FLOATS:
+    if array.dtype.kind in "iub" and array.dtype.name not in FLOATS:
         array = array.astype(np.float32)
-    if array.dtype.name not in _FLOATS:
+    if array.dtype.name not in FLOATS:
         raise TypeError(
             f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {array.dtype}"
         )
@@ -200,18 +199,4 @@ def floats(x: Any, argument: str) -> np.ndarray[Any, Any]:
 @functools.cache
 def _is_ready(dtype: Any) -> bool:
     # Remembered because a dtype takes longer to make its name than the core to cast a small array.
-    return bool(dtype.isnative) and dtype.name in _FLOATS
-
-
-def _dtype_name(dtype: Any, argument: str = "dtype") -> str:
-    if dtype is np.float32:
-        return "float32"
-    if isinstance(dtype, str) and dtype in _FLOATS:
-        return dtype
-    try:
-        name = np.dtype(dtype).name
-    except (TypeError, UnicodeError):
-        name = str(dtype).rpartition(".")[2]  # another framework's dtype
-    if name not in _FLOATS:
-        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
-    return str(name)
+    return bool(dtype.isnative) and dtype.name in FLOATS

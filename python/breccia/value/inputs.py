@@ -1,12 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no function takes of a NumPy array, though NumPy would convert it: a mask, and numbers beyond float32; and what
-all take for an integer."""
+all take for an integer and for a dtype of floats."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")  # that the verbs take and make
+
+
+def float_name(dtype: Any, argument: str = "dtype") -> str:
+    """The name of a float dtype, given by its name or as any framework has it."""
+    if dtype is np.float32:
+        return "float32"
+    if isinstance(dtype, str) and dtype in FLOATS:
+        return dtype
+    try:
+        name = "" if dtype is None else np.dtype(dtype).name  # of None NumPy would make float64
+    except (TypeError, UnicodeError):
+        name = str(dtype).rpartition(".")[2]  # another framework's dtype
+    if name not in FLOATS:
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
+    return str(name)
 
 
 def is_integer(number: Any) -> bool:

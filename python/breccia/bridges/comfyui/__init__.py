@@ -215,14 +215,9 @@ def _tiled(scale: Array, dtype: str) -> Part:
 
 def _layer(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
     """What ``comfy_quant`` says of a layer."""
-    match recipe:
-        case recipes.NVFP4BlockScaling():
-            return {"format": "nvfp4"}
-        case recipes.MXFP8BlockScaling():
-            return {"format": "mxfp8"}
-        case recipes.INT8Scaling():
-            return {"format": "int8_tensorwise"}
-    return {"format": recipe.element, **({} if inputs else {_FULL: True})}
+    if recipe.element.startswith("float8") and recipe.name != "mxfp8":
+        return {"format": recipe.element, **({} if inputs else {_FULL: True})}
+    return {"format": "int8_tensorwise" if recipe.name == "int8" else recipe.name}
 
 
 def _said(recipe: ScalingRecipe, inputs: bool) -> Part:

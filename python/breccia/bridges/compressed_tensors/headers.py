@@ -28,6 +28,7 @@ from breccia.bridges.fp8 import FP8_DTYPES, fp8_recipe
 from breccia.bridges.integers import order_of_columns
 from breccia.bridges.parts import Found
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.formats import finfo
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects.compressed_tensors import target
@@ -276,7 +277,7 @@ def config(written: Written) -> dict[str, Any]:
             "config_groups": {
                 f"group_{i}": {
                     "targets": ["Linear"] if len(groups) == 1 else modules,
-                    "weights": _weights(recipe) | (_strategy(None) | {"group_size": None} if rows else {}),
+                    "weights": _weights(recipe) | ({"strategy": "channel", "group_size": None} if rows else {}),
                     "input_activations": inputs,
                     **({} if outputs is None else {"output_activations": outputs}),
                     "format": fmt,
@@ -380,29 +381,21 @@ def _format(recipe: ScalingRecipe, inputs: Mapping[str, Any] | None) -> str:
 
 
 def _weights(recipe: ScalingRecipe) -> dict[str, Any]:
-    said: dict[str, Any] = {"dynamic": False, "symmetric": True, "observer": "minmax"}
-    match recipe:
-        case recipes.NVFP4BlockScaling():
-            said |= {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-            return said | {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
-        case recipes.MXFP4BlockScaling() | recipes.MXFP6BlockScaling() | recipes.MXFP8BlockScaling():
-            bits = {"mxfp4": 4, "mxfp6": 6, "mxfp8": 8}[recipe.name]
-            said |= {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32}
-            return said | {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
-        case recipes.INT4Scaling():
-            said |= {"num_bits": 4, "type": "int", "strategy": "group", "group_size": recipe.group_size}
-            return said | {"symmetric": recipe.symmetric}
-        case recipes.INT8Scaling():
-            said |= {"num_bits": 8, "type": "int", "symmetric": recipe.symmetric}
-            return said | _strategy(recipe.group_size)
-        case recipes.Float8BlockScaling() if recipe.block_m > 1:
-            said |= {"num_bits": 8, "type": "float", "strategy": "block"}
-            return said | {"block_structure": [recipe.block_m, recipe.block_k]}
-        case recipes.Float8BlockScaling():
-            return said | {"num_bits": 8, "type": "float", "strategy": "group", "group_size": recipe.block_k}
-        case _:
-            row = getattr(recipe, "granularity", "tensor") == "row"
-            return said | {"num_bits": 8, "type": "float", "strategy": "channel" if row else "tensor"}
+    rows, columns = recipe.layout.block
+    strategy = "block" if rows > 1 else "group" if columns else "channel" if rows else "tensor"
+    number: dict[str, Any] = {
+        "num_bits": finfo(recipe.element).bits,
+        "type": "int" if "int" in recipe.element else "float",
+    }
+    said: dict[str, Any] = {
+        "dynamic": False,
+        "symmetric": getattr(recipe, "symmetric", True),
+        "observer": "minmax",
+        **number,
+    }
+    said["strategy"] = "tensor_group" if isinstance(recipe, recipes.NVFP4BlockScaling) else strategy
+    sizes: dict[str, dict[str, Any]] = {"block": {"block_structure": [rows, columns]}, "group": {"group_size": columns}}
+    return said | sizes.get(strategy, {}) | _SCALES.get(recipes.scale_format(recipe) or "", {})
 
 
 def _inputs(recipe: ScalingRecipe, scaled: bool, dynamic: Activations | None) -> dict[str, Any] | None:
@@ -414,7 +407,7 @@ def _inputs(recipe: ScalingRecipe, scaled: bool, dynamic: Activations | None) ->
     eight = {"num_bits": 8, "type": "float", "symmetric": True}
     if scaled and isinstance(recipe, recipes.NVFP4BlockScaling):
         four = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
-        return four | {"dynamic": "local", "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+        return four | {"dynamic": "local"} | _SCALES["float8_e4m3fn"]
     if scaled and isinstance(recipe, recipes.INT8Scaling):
         return eight | {"type": "int", "strategy": "tensor", "dynamic": False}
     if scaled:
@@ -432,11 +425,9 @@ def _dynamic(said: Activations) -> dict[str, Any] | None:
     part: dict[str, Any] = {**number, "symmetric": said.symmetric, "dynamic": True, "strategy": said.per}
     if said.per == "group":
         part["group_size"] = said.size
-    if said.scale == "float8_e8m0fnu":
-        part |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
     if said.scale == "float8_e4m3fn":
-        part |= {"strategy": "tensor_group", "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
-    return part
+        part["strategy"] = "tensor_group"
+    return part | _SCALES.get(said.scale, {})
 
 
 _NUMBERS: dict[str, dict[str, Any]] = {
@@ -445,7 +436,7 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     "int8": {"num_bits": 8, "type": "int"},
     "int4": {"num_bits": 4, "type": "int"},
 }
-
-
-def _strategy(group_size: int | None) -> dict[str, Any]:
-    return {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}
+_SCALES = {  # of which dtypes codes of scales and zero points are
+    "float8_e8m0fnu": {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"},
+    "float8_e4m3fn": {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"},
+}

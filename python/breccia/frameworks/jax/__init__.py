@@ -150,26 +150,18 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
 def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, square_blocks: bool) -> Any:
     pair = None if hadamard is None else (hadamard.block, hadamard.seed)
 
-    def by_core(x: Any, seed: Any = None) -> Any:
-        return ffi.compiled.cast(x, seed, recipe, pair, square_blocks)
+    def by_core(x: Any, seed: Any = None, amax: Any = None) -> Any:
+        return ffi.cast(x, seed, recipe, pair, square_blocks, amax)
 
     def by_jnp(x: Any, seed: Any = None, **more: Any) -> Any:
         rounding = "nearest" if seed is None else "stochastic"
         options = CastOptions(rounding, None if seed is None else (seed[0], seed[1]), hadamard, square_blocks, **more)
         return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
 
-    def whole(*operands: Any) -> Any:
-        return ffi.by_platform(by_core, by_jnp, *operands)
-
-    def by_amax(x: Any, amax: Any) -> Any:
-        def core(x: Any, amax: Any) -> Any:
-            return ffi.compiled.cast(x, None, recipe, pair, square_blocks, amax)
-
-        return ffi.by_platform(core, lambda x, amax: by_jnp(x, amax=amax), x, amax)
-
+    whole, inside = ffi.ways(by_core, by_jnp)
+    _, given = ffi.ways(lambda x, amax: by_core(x, amax=amax), lambda x, amax: by_jnp(x, amax=amax))
     operands = (x,) if seed is None else (x, seed)
     rotated = hadamard is not None
-    inside, given = ffi.inside(whole, by_jnp), ffi.inside(by_amax, lambda x, amax: by_jnp(x, amax=amax))
     return partition.cast(whole, inside, given, by_jnp, operands, recipe, rotated=rotated, square=square_blocks)
 
 
@@ -226,12 +218,10 @@ def _dequantize(scaled: ScaledTensor, name: str) -> Any:
     def plain(scaled: ScaledTensor) -> Any:
         return jnp.broadcast_to(whole_array.dequantize(namespace, scaled, raw), scaled.shape).astype(name)
 
-    def whole(scaled: ScaledTensor) -> Any:
-        return ffi.by_platform(functools.partial(ffi.compiled.dequantize, name=name), plain, scaled)
-
+    ways = ffi.ways(functools.partial(ffi.dequantize, name=name), plain)
     if scaled.layout.axis == -2:
-        return jnp.swapaxes(partition.dequantize(whole, ffi.inside(whole, plain), scaled.mT), -1, -2)
-    return partition.dequantize(whole, ffi.inside(whole, plain), scaled)
+        return jnp.swapaxes(partition.dequantize(*ways, scaled.mT), -1, -2)
+    return partition.dequantize(*ways, scaled)
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
@@ -247,11 +237,8 @@ def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
     def plain(scaled: ScaledTensor) -> Any:
         return as_outputs(whole_array.requantize(namespace, scaled, recipe, raw), recipe)
 
-    def whole(scaled: ScaledTensor) -> Any:
-        by_core = functools.partial(ffi.compiled.requantize, recipe=recipe)
-        return ffi.by_platform(by_core, plain, scaled)
-
-    return partition.requantize(whole, ffi.inside(whole, plain), scaled, recipe)
+    ways = ffi.ways(functools.partial(ffi.requantize, recipe=recipe), plain)
+    return partition.requantize(*ways, scaled, recipe)
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:

@@ -13,9 +13,7 @@ import numpy as np
 
 from breccia.frameworks.jax.callbacks import is_concrete, is_staging
 from breccia.scaled_tensor import ScaledTensor
-from breccia.value.inputs import check_float32
-
-FLOATS = ("float32", "float64", "float16", "bfloat16")
+from breccia.value.inputs import FLOATS, check_float32, float_name
 
 
 def is_here(x: Any) -> bool:
@@ -59,12 +57,7 @@ def floats(x: Any, argument: str) -> Any:
 
 
 def dtype_name(dtype: Any, argument: str = "dtype") -> str:
-    try:
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except TypeError:
-        name = str(dtype).rpartition(".")[2]  # another framework's dtype
-    if name not in FLOATS:
-        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
+    name = float_name(dtype, argument)
     if name == "float64" and not jax.config.jax_enable_x64:
         raise TypeError(f"{argument} must not be float64 unless jax_enable_x64 is set")
     return name

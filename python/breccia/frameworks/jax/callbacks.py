@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from breccia import _core, recipes
-from breccia.recipes import ScalingRecipe, _spec, choices
+from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import cast_form
 
@@ -145,57 +145,12 @@ def result(shape: Any, dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(tuple(shape), _dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype))
 
 
-def cast_method(recipe: ScalingRecipe, stochastic: bool) -> str:
-    """What vmap does. A batch is a leading axis to recipes whose scales see one matrix; others, and casts whose draws
-    depend on positions, are called once for each member."""
-    whole = stochastic or choices(recipe).one_for_all
-    return "sequential" if whole else "expand_dims"
+def call(name: str, results: Any, vmap_method: str, now: Any, operands: tuple[Any, ...], **attributes: Any) -> Any:
+    """``now(*operands)`` of the operands' values, called back by compiled code; the arguments are those of
+    `ffi.call`."""
 
+    def back(*operands: Any) -> Any:
+        made = now(*jax.tree.map(np.asarray, operands))
+        return tuple(made) if isinstance(results, tuple) else made
 
-def dequantize_method(scaled: ScaledTensor) -> str:
-    whole = scaled.layout.one_scale or scaled.global_scale is not None
-    return "sequential" if whole else "broadcast_all"
-
-
-def _host(scaled: ScaledTensor) -> ScaledTensor:
-    """Its arrays as NumPy ones, in place."""
-    return scaled.map(np.asarray)
-
-
-def cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: tuple[int, int] | None, square_blocks: bool) -> Any:
-    """``seed``: two uint32, the low half first; None to round to nearest."""
-
-    def call(x: Any, *seeds: Any) -> tuple[Any, ...]:
-        drawn = None
-        if seeds:
-            low, high = (int(half) for half in np.asarray(seeds[0]))
-            drawn = low | high << 32
-        options = {"seed": drawn, "hadamard": hadamard, "square_blocks": square_blocks}
-        return tuple(cast_now(np.asarray(x), recipe, **options))
-
-    operands = (x,) if seed is None else (x, seed)
-    method = cast_method(recipe, seed is not None)
-    return jax.pure_callback(call, cast_results(x.shape, recipe), *operands, vmap_method=method)
-
-
-def dequantize(scaled: ScaledTensor, name: str) -> Any:
-    def call(scaled: ScaledTensor) -> Any:
-        return dequantize_now(_host(scaled), name)
-
-    return jax.pure_callback(call, result(scaled.shape, name), scaled, vmap_method=dequantize_method(scaled))
-
-
-def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
-    def call(scaled: ScaledTensor) -> tuple[Any, ...]:
-        return tuple(requantize_now(_host(scaled), recipe))
-
-    return jax.pure_callback(call, cast_results(scaled.shape, recipe), scaled, vmap_method="sequential")
-
-
-def matmul(a: Any, b: Any, name: str, precision: str) -> Any:
-    def call(a: Any, b: Any) -> Any:
-        left, right = (_host(x) if isinstance(x, ScaledTensor) else np.asarray(x) for x in (a, b))
-        return matmul_now(left, right, name, precision)
-
-    shape = _core.matmul_shape(list(a.shape), list(b.shape))
-    return jax.pure_callback(call, result(shape, name), a, b, vmap_method="sequential")
+    return jax.pure_callback(back, results, *operands, vmap_method=vmap_method)

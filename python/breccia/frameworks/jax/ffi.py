@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -19,7 +17,7 @@ from breccia import _core
 from breccia.frameworks.jax import callbacks
 from breccia.layouts import Layout
 from breccia.layouts import _spec as _layout_spec
-from breccia.recipes import ScalingRecipe
+from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
 
 
@@ -38,6 +36,21 @@ def register() -> bool:
     return bool(handlers)
 
 
+def call(name: str, results: Any, vmap_method: str, now: Any, operands: tuple[Any, ...], **attributes: Any) -> Any:
+    """The core's handler of that name, in compiled code.
+
+    Args:
+        name: of the verb.
+        results: what it returns, as XLA wants to know it.
+        vmap_method: what `jax.vmap` does.
+        now: the same at once, of NumPy's arrays, which `callbacks.call` calls instead.
+        operands: arrays and ScaledTensors.
+        attributes: what the handler takes beside arrays.
+    """
+    handler = jax.ffi.ffi_call(f"breccia_{name}", results, vmap_method=vmap_method)
+    return handler(*[part for operand in operands for part in _parts(operand)], **attributes)
+
+
 def cast(
     x: Any,
     seed: Any,
@@ -46,13 +59,23 @@ def cast(
     square_blocks: bool,
     amax: Any = None,
 ) -> Any:
-    """As of `callbacks`; ``amax`` of a larger tensor, float32."""
-    results = callbacks.cast_results(x.shape, recipe)
-    method = callbacks.cast_method(recipe, seed is not None)
-    call = jax.ffi.ffi_call("breccia_cast", results, vmap_method=method)
+    """``seed``: two uint32, the low half first; None to round to nearest. ``amax`` of a larger tensor, float32, which
+    callbacks do not have."""
+    # A batch is a leading axis to recipes whose scales see one matrix; others, and casts whose draws depend on
+    # positions, are called once for each member.
+    method = "sequential" if seed is not None or choices(recipe).one_for_all else "expand_dims"
     block, signs = hadamard or (0, 0)
-    return call(
-        *[one for one in (x, seed, amax) if one is not None],
+
+    def now(x: Any, *seeds: Any) -> Any:
+        drawn = int(seeds[0][0]) | int(seeds[0][1]) << 32 if seeds else None
+        return callbacks.cast_now(x, recipe, seed=drawn, hadamard=hadamard, square_blocks=square_blocks)
+
+    return way()(
+        "cast",
+        callbacks.cast_results(x.shape, recipe),
+        method,
+        now,
+        tuple(one for one in (x, seed, amax) if one is not None),
         recipe=_recipe_text(recipe),
         hadamard_block=np.int64(block),
         hadamard_seed=np.int64(_signed(signs)),
@@ -62,21 +85,26 @@ def cast(
 
 
 def dequantize(scaled: ScaledTensor, name: str) -> Any:
-    method = callbacks.dequantize_method(scaled)
-    call = jax.ffi.ffi_call("breccia_dequantize", callbacks.result(scaled.shape, name), vmap_method=method)
-    return call(*_parts(scaled), tensor=_text(scaled))
+    whole = scaled.layout.one_scale or scaled.global_scale is not None
+    results, method = callbacks.result(scaled.shape, name), "sequential" if whole else "broadcast_all"
+    now = functools.partial(callbacks.dequantize_now, name=name)
+    return way()("dequantize", results, method, now, (scaled,), tensor=_text(scaled))
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
-    results = callbacks.cast_results(scaled.shape, recipe)
-    call = jax.ffi.ffi_call("breccia_requantize", results, vmap_method="sequential")
-    return call(*_parts(scaled), tensor=_text(scaled), recipe=_recipe_text(recipe))
+    results, now = (
+        callbacks.cast_results(scaled.shape, recipe),
+        functools.partial(callbacks.requantize_now, recipe=recipe),
+    )
+    texts = {"tensor": _text(scaled), "recipe": _recipe_text(recipe)}
+    return way()("requantize", results, "sequential", now, (scaled,), **texts)
 
 
 def matmul(a: Any, b: Any, name: str, precision: str) -> Any:
-    shape = _core.matmul_shape(list(a.shape), list(b.shape))
-    call = jax.ffi.ffi_call("breccia_matmul", callbacks.result(shape, name), vmap_method="sequential")
-    return call(*_parts(a), *_parts(b), a=_text(a), b=_text(b), precision=precision)
+    results = callbacks.result(_core.matmul_shape(list(a.shape), list(b.shape)), name)
+    now = functools.partial(callbacks.matmul_now, name=name, precision=precision)
+    texts = {"a": _text(a), "b": _text(b), "precision": precision}
+    return way()("matmul", results, "sequential", now, (a, b), **texts)
 
 
 def _parts(operand: Any) -> list[Any]:
@@ -118,29 +146,25 @@ def _checked(method: str) -> str:
     return method
 
 
-def chosen(method: str) -> ModuleType:
-    """This module, or `callbacks`."""
+def chosen(method: str) -> Any:
+    """`call`, or that of `callbacks`."""
     if _checked(method) == "callback" or not register():
         if method == "ffi":
             raise RuntimeError(
                 "BRECCIA_XLA must be 'callback' or unset here, got 'ffi': breccia was built without jaxlib's headers, "
                 "or with those of a newer one"
             )
-        return callbacks
-    return sys.modules[__name__]
+        return callbacks.call
+    return call
 
 
-class Late:
-    """`chosen`, asked when a function of it is wanted first: by then jax has been configured and may start."""
-
-    def __init__(self, method: str) -> None:
-        self._method = _checked(method)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(chosen(self._method), name)
+method = _checked(os.environ.get("BRECCIA_XLA", ""))
 
 
-compiled: Any = Late(os.environ.get("BRECCIA_XLA", ""))  # how compiled code on a CPU reaches the core
+def way() -> Any:
+    """How compiled code on a CPU reaches the core: asked where it is compiled first, by when jax has been configured
+    and may start."""
+    return chosen(method)
 
 
 def by_platform(core: Any, plain: Any, *operands: Any) -> Any:
@@ -163,6 +187,11 @@ def _varies_over(x: Any) -> frozenset[str]:
     return frozenset(getattr(getattr(jax.typeof(x), "manual_axis_type", None), "varying", ()))
 
 
-def inside(whole: Any, plain: Any) -> Any:
-    """What a device computes in code that the compiler splits, in which callbacks do not live long enough."""
-    return plain if compiled.cast is callbacks.cast else whole
+def ways(core: Any, plain: Any) -> tuple[Any, Any]:
+    """What computes ``core`` on a CPU and ``plain`` elsewhere; and what a device computes in code that the compiler
+    splits, in which callbacks do not live long enough."""
+
+    def whole(*operands: Any) -> Any:
+        return by_platform(core, plain, *operands)
+
+    return whole, plain if way() is callbacks.call else whole

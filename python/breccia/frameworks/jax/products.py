@@ -96,11 +96,7 @@ def _matmul(a: Any, b: Any, name: str, precision: str) -> Any:
     def plain(a: Any, b: Any) -> Any:
         return jnp.matmul(_values(a), _values(b), precision="highest").astype(name)
 
-    def whole(a: Any, b: Any) -> Any:
-        by_core = functools.partial(ffi.compiled.matmul, name=name, precision=precision)
-        return ffi.by_platform(by_core, plain, a, b)
-
-    return partition.matmul(whole, ffi.inside(whole, plain), a, b)
+    return partition.matmul(*ffi.ways(functools.partial(ffi.matmul, name=name, precision=precision), plain), a, b)
 
 
 def _matmul_forward(a: Any, b: Any, name: str, precision: str) -> Any:

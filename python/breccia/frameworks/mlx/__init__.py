@@ -18,13 +18,13 @@ from breccia.frameworks.mlx.namespace import Mlx
 from breccia.recipes import ScalingRecipe, _spec, global_divides
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import PARTS, cast_form
+from breccia.value.inputs import FLOATS, float_name
 from breccia.verbs.cast_options import CastOptions
 
 __all__ = ["from_quantized", "to_quantized"]
 
 namespace = Mlx(mx)
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
-_DTYPES = {name: getattr(mx, name) for name in (*_FLOATS, "uint8", "int8", "uint16")}
+_DTYPES = {name: getattr(mx, name) for name in (*FLOATS, "uint8", "int8", "uint16")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _INTEGERS = (mx.bool_, mx.uint8, mx.int8, mx.uint16, mx.int16, mx.uint32, mx.int32, mx.uint64, mx.int64)
 # MLX mode -> (recipe, elements of a group, bits of an element).
@@ -114,7 +114,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is not None:
         raise TypeError("out must be None: MLX arrays are written by MLX alone")
-    made, memory = _empty(scaled.shape, _dtype_name(dtype))
+    made, memory = _empty(scaled.shape, float_name(dtype))
     if 0 not in scaled.shape:
         _core.dequantize_into(scaled._core, memory)
     return made
@@ -129,21 +129,21 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     left, right = _operand(a, "a"), _operand(b, "b")
-    made, memory = _empty(_core.matmul_shape(list(a.shape), list(b.shape)), _dtype_name(out_dtype, "out_dtype"))
+    made, memory = _empty(_core.matmul_shape(list(a.shape), list(b.shape)), float_name(out_dtype, "out_dtype"))
     _core.matmul_into(left, right, memory, precision)
     return made
 
 
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
     """``x @ w.T + bias`` of arrays of floats; None for what `matmul` has more to say of."""
-    if type(x) is not mx.array or x.ndim < 2 or w.data.ndim != 2 or _NAMES.get(x.dtype) not in _FLOATS:
+    if type(x) is not mx.array or x.ndim < 2 or w.data.ndim != 2 or _NAMES.get(x.dtype) not in FLOATS:
         return None
     count, depth = w.shape
     if x.shape[-1] != depth:
         return None
-    if bias is not None and (type(bias) is not mx.array or _NAMES.get(bias.dtype) not in _FLOATS):
+    if bias is not None and (type(bias) is not mx.array or _NAMES.get(bias.dtype) not in FLOATS):
         return None
-    made, memory = _empty((*x.shape[:-1], count), _dtype_name(out_dtype, "out_dtype"))
+    made, memory = _empty((*x.shape[:-1], count), float_name(out_dtype, "out_dtype"))
     _core.linear_into(_host(x), w._core, None if bias is None else _host(bias), memory, precision)
     return made
 
@@ -235,19 +235,10 @@ def _operand(x: Any, argument: str) -> Any:
 
 def _floats(x: Any, argument: str) -> Any:
     """``x`` as floats; integers and booleans as float32."""
-    if _NAMES.get(x.dtype) in _FLOATS:
+    if _NAMES.get(x.dtype) in FLOATS:
         return x
     if x.dtype in _INTEGERS:
         return x.astype(mx.float32)
     raise TypeError(
         f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {x.dtype}"
     )
-
-
-def _dtype_name(dtype: Any, argument: str = "dtype") -> str:
-    name = dtype if isinstance(dtype, str) else _NAMES.get(dtype) if isinstance(dtype, mx.Dtype) else None
-    if name is None:
-        name = getattr(dtype, "name", getattr(dtype, "__name__", str(dtype).rpartition(".")[2]))
-    if name not in _FLOATS:
-        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
-    return str(name)

@@ -72,8 +72,6 @@ def cast_words(
     scale_dtype: torch.dtype = torch.float32,
     stats: torch.Tensor | None = None,
     nvfp4: bool = False,
-    warps: int = 0,
-    repeats: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`cast_block.cast_block` and, with nvfp4, the codes and scales of `cast_nvfp4.cast_nvfp4`."""
     rows, cols = x.shape
@@ -86,8 +84,7 @@ def cast_words(
     if not upright:  # `words.takes_turned`
         cast_turn_words(x.T, fmt, block, rule, scales if stats is None else stats, nvfp4, None, [codes, scales])
         return codes, scales
-    if not warps:
-        warps, repeats = default_shape(block)
+    warps, repeats = default_shape(block)
     bm, bw = tile_of(cols // 2, sm, g, warps, repeats)
     across = triton.cdiv(cols // 2, bw)
     launch(

@@ -87,15 +87,13 @@ def dequantize_words(
     block: tuple[int, int],
     dtype: torch.dtype,
     global_scale: torch.Tensor | None = None,
-    warps: int = WARPS,
-    repeats: int = REPEATS,
 ) -> torch.Tensor:
     """`dequant.dequantize` of packed codes with a scale per `block`."""
     rows, width = codes.shape
     out = torch.empty((rows, 2 * width), dtype=dtype, device=codes.device)
     asm, constraints = decode_asm(fmt, "bf16" if dtype == torch.bfloat16 else "fp16")
     bw = min(128, triton.next_power_of_2(width))
-    bm = 32 * warps * 4 * repeats // bw
+    bm = 32 * WARPS * 4 * REPEATS // bw
     across = triton.cdiv(width, bw)
     launch(
         dequantize_words_kernel,
@@ -118,7 +116,7 @@ def dequantize_words(
         G=block[1] // 2,
         BM=bm,
         BW=bw,
-        num_warps=warps,
+        num_warps=WARPS,
         launch_pdl=True,
     )
     return out

@@ -9,6 +9,8 @@ Four bytes become eight fp16 numbers by shifts and masks: an E2M1 code's bits in
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -183,9 +185,6 @@ def gemv8(
     block: tuple[int, int],
     out_dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-    rows_per_program: int = 2,
-    chunk: int = 1024,
-    warps: int = 2,
     early: bool = False,
 ) -> torch.Tensor:
     """x (M, K) by 8-bit weights (N, K) with a scale per `block` = (rows, group), 0 for all; K is a multiple of 256.
@@ -197,11 +196,10 @@ def gemv8(
     x = x if x.stride(1) == 1 else x.contiguous()
     scale = scale.view(torch.uint8) if sfmt == "e8m0" and scale.dtype != torch.uint8 else scale
     s_row, s_col = (scale.stride(0), scale.stride(1) if block[1] else 0) if scale.numel() > 1 else (0, 0)
-    while k % chunk:
-        chunk //= 2
+    chunk = math.gcd(k, 1024)
     launch(
         gemv8_kernel,
-        (triton.cdiv(n, rows_per_program), m),
+        (triton.cdiv(n, 2), m),
         x,
         w,
         scale,
@@ -217,9 +215,9 @@ def gemv8(
         FORM=Form(ELEMENTS[fmt], sfmt, rows=block[0], cols=min(block[1] or 256, chunk)),
         BIAS=bias is not None,
         EARLY=early,
-        BN=rows_per_program,
+        BN=2,
         BK=chunk,
-        num_warps=warps,
+        num_warps=2,
         **({"launch_pdl": True} if early else {}),
     )
     return out
@@ -235,8 +233,6 @@ def gemv(
     out_dtype: torch.dtype,
     global_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    rows_per_program: int = 8,
-    chunk: int = 1024,
 ) -> torch.Tensor:
     """x (M, K) by packed weights (N, K/2 bytes) with a scale per `block` = (1, group); K is a multiple of 256."""
     (m, k), n = x.shape, w.shape[0]
@@ -247,11 +243,10 @@ def gemv(
     scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
     group = min(block[1], k) if block[1] else 256
     s_col = scale.stride(1) if block[1] else 0
-    while k % chunk:
-        chunk //= 2
+    chunk = math.gcd(k, 1024)
     launch(
         gemv_kernel,
-        (triton.cdiv(n, rows_per_program), m),
+        (triton.cdiv(n, 8), m),
         x.view(torch.int32),
         w,
         scale,
@@ -268,7 +263,7 @@ def gemv(
         FORM=Form(ELEMENTS[fmt], sfmt, rows=1, cols=min(group, chunk), global_scale=global_scale is not None),
         HALF=triton.language.bfloat16 if x.dtype == torch.bfloat16 else triton.language.float16,
         BIAS=bias is not None,
-        BN=rows_per_program,
+        BN=8,
         BK=chunk,
         num_warps=4,
     )
