@@ -13,6 +13,7 @@ from breccia.kernels import triton as kernels
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import cast_block, cast_nvfp4, cast_tensor
 from breccia.kernels.triton.conversions import dequant
+from breccia.kernels.triton.recipes import Plan
 from breccia.verbs.cast_options import CastOptions
 
 from comparison.gpu_timing import FP8, Fn, call_time, note, randn, replay_time
@@ -38,9 +39,10 @@ def casts() -> None:
         ("INT4 g128", "int4", (1, 128), "divide", torch.float16, True),
     )
     for name, fmt, block, rule, scale, packed in blocks:
-        c, s = cast_block.cast_block(x, fmt, block, rule, scale, packed)
+        plan = Plan("block", fmt, rule, block, scale, packed)
+        c, s = cast_block.cast_block(x, plan)
         size = x.nbytes + c.nbytes + s.nbytes
-        bandwidth("cast", name, lambda: cast_block.cast_block(x, fmt, block, rule, scale, packed), size)
+        bandwidth("cast", name, lambda: cast_block.cast_block(x, plan), size)
         sfmt = "float" if rule == "divide" else "e8m0"
 
         def back() -> torch.Tensor:
@@ -58,7 +60,9 @@ def casts() -> None:
         return dequant.dequantize(c, s, "e2m1", "e4m3", (n, n), (1, 16), True, torch.bfloat16, None, g)
 
     bandwidth("dequantize", "NVFP4", back, size)
-    bandwidth("cast", "FP8 per row", lambda: cast_tensor.cast_row(x, "e4m3"), x.nbytes * 3 // 2)
+    bandwidth(
+        "cast", "FP8 per row", lambda: cast_tensor.cast_row(x, Plan("row", "e4m3", block=(1, 0))), x.nbytes * 3 // 2
+    )
     bandwidth(
         "cast",
         "FP8 per tensor, both passes (x counted twice)",

@@ -15,6 +15,7 @@ from breccia.kernels.triton.casts import cast_block
 from breccia.kernels.triton.conversions import dequant
 from breccia.kernels.triton.products import dense_matmul
 from breccia.kernels.triton.products import dispatch as products
+from breccia.kernels.triton.recipes import Plan
 from torch.nn import functional
 
 from comparison.gpu_timing import FP8, Fn, alternate, error, note, randn, replay_time
@@ -22,8 +23,8 @@ from comparison.gpu_timing import FP8, Fn, alternate, error, note, randn, replay
 
 def block_operands(m: int, n: int, k: int) -> Any:
     a, b = randn(m, k), randn(n, k)
-    ac, sa = cast_block.cast_block(a, "e4m3", (1, 128))
-    bc, sb = cast_block.cast_block(b, "e4m3", (128, 128))
+    ac, sa = cast_block.cast_block(a, Plan("block", "e4m3", block=(1, 128)))
+    bc, sb = cast_block.cast_block(b, Plan("block", "e4m3", block=(128, 128)))
     return ac.view(FP8), sa.T.contiguous().T, bc.view(FP8), sb
 
 

@@ -14,6 +14,7 @@ from breccia.kernels.triton.casts import cast_block, cast_tensor
 from breccia.kernels.triton.conversions import dequant
 from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS, Element
 from breccia.kernels.triton.products import gemm, gemv
+from breccia.kernels.triton.recipes import Plan
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -98,7 +99,7 @@ def test_blocks_of_a_new_row(
     monkeypatch.setitem(ELEMENTS, row.name, row)
     x = numbers(row)
     codes, scale = cast_block.cast_block(
-        torch.from_numpy(x).to(device), row.name, (1, 32), rule, torch.float32, row.packed
+        torch.from_numpy(x).to(device), Plan("block", row.name, rule, (1, 32), packed=row.packed)
     )
     blocks = x.reshape(SHAPE[0], -1, 32)
     amax = np.abs(blocks).max(-1)
@@ -149,7 +150,7 @@ def test_what_is_not_a_number_in_a_new_row(
     x = numbers(row)
     x[0, 3], x[1, 40] = np.nan, np.inf
     codes, scale = cast_block.cast_block(
-        torch.from_numpy(x).to(device), row.name, (1, 32), "divide", torch.float32, row.packed
+        torch.from_numpy(x).to(device), Plan("block", row.name, "divide", (1, 32), packed=row.packed)
     )
     codes = unpacked(codes, row)
     assert values[codes[1, 40]] == row.max

@@ -27,13 +27,13 @@ def run(x: torch.Tensor, recipe: Any, amax: Any = None) -> tuple[torch.Tensor, .
     if plan.kind == "tensor":
         return cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin, amax=amax)
     if plan.kind == "row":
-        return cast_tensor.cast_row(x, plan.element, plan.rule, plan.scale_dtype)
+        return cast_tensor.cast_row(x, plan)
     if plan.kind == "search":
         return tuple(cast_search.cast_search(x, plan))
     if plan.kind == "nvfp4":
         codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule, amax=amax)
         return (codes, scale) if global_scale is None else (codes, scale, global_scale)
-    return cast_block.cast_block(x, plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed)
+    return cast_block.cast_block(x, plan)
 
 
 def bytes_of(t: Any) -> Any:
@@ -258,10 +258,10 @@ def test_gemv8(recipe: Any, device: str) -> None:
 def test_grouped_fp8(device: str) -> None:
     experts, n, k = 3, 40, 256
     w = torch.from_numpy(cases.normal((experts, n, k), 2)).to(device)
-    parts = [cast_block.cast_block(w[e], "e4m3", (128, 128)) for e in range(experts)]
+    parts = [cast_block.cast_block(w[e], recipes.Plan("block", "e4m3", block=(128, 128))) for e in range(experts)]
     codes, scale = torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])
     x = torch.from_numpy(cases.normal((21, k), 3)).to(device)
-    xc, xs = cast_block.cast_block(x, "e4m3", (1, 128))
+    xc, xs = cast_block.cast_block(x, recipes.Plan("block", "e4m3", block=(1, 128)))
     offsets = torch.tensor([0, 5, 5, 21], dtype=torch.int32, device=device)
     y = gemm.gemm(
         xc.view(torch.float8_e4m3fn),

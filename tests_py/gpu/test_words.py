@@ -9,6 +9,7 @@ import pytest
 import torch
 from breccia.kernels.triton.casts import cast_block, cast_nvfp4
 from breccia.kernels.triton.device import word_tiles
+from breccia.kernels.triton.recipes import Plan
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -48,10 +49,10 @@ def test_blocks(
     fmt: str, block: tuple[int, int], rule: str, scale: torch.dtype, dtype: torch.dtype, kind: str, monkeypatch: Any
 ) -> None:
     x = large(kind, dtype)
-    packed = fmt in ("e2m1", "int4", "uint4")
-    ours = cast_block.cast_block(x, fmt, block, rule, scale, packed)
+    plan = Plan("block", fmt, rule, block, scale, packed=fmt in ("e2m1", "int4", "uint4"))
+    ours = cast_block.cast_block(x, plan)
     monkeypatch.setattr(cast_block, "takes", lambda *_: False)
-    equal(ours, cast_block.cast_block(x, fmt, block, rule, scale, packed))
+    equal(ours, cast_block.cast_block(x, plan))
 
 
 @pytest.mark.parametrize("kind", ["normal", "rows", "bits"])

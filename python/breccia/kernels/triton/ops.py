@@ -93,7 +93,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _along_rows(plan: recipes.Plan) -> bool:
-    return plan.kind == "block" and along_rows(plan.element, plan.block, plan.rule, plan.scale_dtype)
+    return plan.kind == "block" and along_rows(plan)
 
 
 def scale_strides(scale: list[int], recipe: Any) -> tuple[int, ...] | None:
@@ -132,13 +132,13 @@ def _flat_parts(x: torch.Tensor, plan: recipes.Plan, amax: torch.Tensor | None =
     if plan.kind == "tensor":
         return list(cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin, amax=amax))
     if plan.kind == "row":
-        return list(cast_tensor.cast_row(x, plan.element, plan.rule, plan.scale_dtype))
+        return list(cast_tensor.cast_row(x, plan))
     if plan.kind == "search":
         return cast_search(x, plan)
     if plan.kind == "nvfp4":
         codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule, amax=amax)
         return [codes, scale] if global_scale is None else [codes, scale, global_scale]
-    return list(cast_block.cast_block(x, plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed))
+    return list(cast_block.cast_block(x, plan))
 
 
 def _native(parts: list[torch.Tensor], shapes: Any, recipe: Any) -> list[torch.Tensor]:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from breccia.kernels.triton.recipes import Plan
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 HW = not INTERPRETED  # instructions of a GPU; the interpreter computes their bits instead
@@ -22,14 +25,11 @@ def overlaps(device: torch.device) -> bool:
     return HW and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def out_dtype_of_scale(rule: str, scale_dtype: torch.dtype) -> torch.dtype:
-    return scale_dtype if rule in ("divide", "multiply", "asymmetric") else torch.uint8
-
-
-def along_rows(fmt: str, block: tuple[int, int], rule: str, scale_dtype: torch.dtype) -> bool:
+def along_rows(plan: Plan) -> bool:
     """Whether `cast` stores the scale of row m and block k at [k, m], as FP8 products read those of activations:
     float32 scales of 1 x 128 blocks."""
-    return fmt in ("e4m3", "e5m2") and block == (1, 128) and rule == "divide" and scale_dtype == torch.float32
+    fp8 = plan.element in ("e4m3", "e5m2") and plan.block == (1, 128)
+    return fp8 and plan.rule == "divide" and plan.scale_dtype == torch.float32
 
 
 def empty_along_rows(rows: int, blocks: int, device: Any) -> torch.Tensor:
@@ -38,24 +38,16 @@ def empty_along_rows(rows: int, blocks: int, device: Any) -> torch.Tensor:
 
 
 def empty_parts(
-    shape: tuple[int, ...],
-    fmt: str,
-    block: tuple[int, int],
-    rule: str,
-    scale_dtype: torch.dtype,
-    packed: bool,
-    device: Any,
-    *,
-    along: bool = False,
+    shape: tuple[int, ...], plan: Plan, device: Any, *, along: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory for the codes of a cast and for its scales; `along`: the latter as `along_rows` says."""
     rows, cols = shape
-    codes = torch.empty((rows, (cols + 1) // 2 if packed else cols), dtype=torch.uint8, device=device)
-    blocks = -(-cols // block[1])
-    if along and along_rows(fmt, block, rule, scale_dtype):
+    codes = torch.empty((rows, (cols + 1) // 2 if plan.packed else cols), dtype=torch.uint8, device=device)
+    blocks = -(-cols // plan.block[1])
+    if along and along_rows(plan):
         return codes, empty_along_rows(rows, blocks, device)
-    dtype = out_dtype_of_scale(rule, scale_dtype)
-    return codes, torch.empty((-(-rows // block[0]), blocks), dtype=dtype, device=device)
+    dtype = plan.scale_dtype if plan.rule in ("divide", "multiply", "asymmetric") else torch.uint8
+    return codes, torch.empty((-(-rows // plan.block[0]), blocks), dtype=dtype, device=device)
 
 
 def one_byte_scales(scale: torch.Tensor) -> torch.Tensor:

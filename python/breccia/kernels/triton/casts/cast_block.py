@@ -23,14 +23,12 @@ from breccia.kernels.triton.device.codecs import (
 )
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes, takes_turned
+from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import empty_parts, launch
 from breccia.kernels.triton.turn import contiguous_rows
 
-TILE, WARPS, STEPS = (
-    512,
-    1,
-    4,
-)  # elements and warps of a program: small, so that many loads are in flight on every multiprocessor
+# Elements and warps of a program: small, so that many loads are in flight on every multiprocessor.
+TILE, WARPS, STEPS = 512, 1, 4
 
 
 @triton.jit
@@ -208,29 +206,23 @@ def cast_block_kernel(
         raw = after
 
 
-def cast_block(
-    x: torch.Tensor,
-    fmt: str,
-    block: tuple[int, int],
-    rule: str = "divide",
-    scale_dtype: torch.dtype = torch.float32,
-    packed: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (uint8) and scales of a 2-D tensor. `block` is (rows, columns), powers of two; `rule` divide, rceil,
-    floor, ceil, even."""
-    turned = takes_turned(x, fmt, block, rule)
+def cast_block(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (uint8) and scales of a 2-D tensor. The plan's block is (rows, columns), powers of two; its rule divide,
+    rceil, floor, ceil, even."""
+    asked = (plan.element, plan.block, plan.rule)
+    turned = takes_turned(x, *asked)
     x = x if turned else contiguous_rows(x)
     rows, cols = x.shape
-    if turned or takes(x, fmt, block, rule):
+    if turned or takes(x, *asked):
         from breccia.kernels.triton.casts.cast_words import cast_words
 
-        return cast_words(x, fmt, block, rule, scale_dtype)
-    sm, g = block
-    codes, scales = empty_parts(x.shape, fmt, block, rule, scale_dtype, packed, x.device, along=True)
+        return cast_words(x, plan)
+    sm, g = plan.block
+    codes, scales = empty_parts(x.shape, plan, x.device, along=True)
     if codes.numel() == 0:
         return codes, scales
     bk = max(g, min(256 if sm == 1 else 128, triton.next_power_of_2(cols)), 2)
-    tile = 2 * TILE if packed else TILE  # half the bytes to store: the longer tile fills the stores again
+    tile = 2 * TILE if plan.packed else TILE  # half the bytes to store: the longer tile fills the stores again
     bm = max(sm, tile // bk)  # fewer elements than lanes can take at once would leave some idle
     k_tiles = triton.cdiv(cols, bk)
     warps = WARPS if bm * bk <= tile else 4 if bm * bk <= 4096 else 8 if bm * bk <= 8192 else 16
@@ -247,7 +239,7 @@ def cast_block(
         *scales.stride(),
         k_tiles,
         steps,
-        FORM=Form(ELEMENTS[fmt], rule=rule, rows=sm, cols=g, packed=packed),
+        FORM=Form(ELEMENTS[plan.element], rule=plan.rule, rows=sm, cols=g, packed=plan.packed),
         BM=bm,
         BK=bk,
         num_warps=warps,

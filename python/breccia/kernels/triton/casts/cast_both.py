@@ -4,6 +4,8 @@ an activation or a gradient."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -70,21 +72,19 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
         return [codes, scale], [turned(codes), scale]
     if plan.kind not in ("block", "nvfp4") or max(sm, g) > 128 or (sm > 1 and sm != g):
         return None
-    form = (plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed, x.device)
-    made = [list(empty_parts(shape, *form)) for shape in ((rows, cols), (cols, rows))]
+    made = [list(empty_parts(shape, plan, x.device)) for shape in ((rows, cols), (cols, rows))]
     stats = made[0][1]
-    rule = plan.rule
     if plan.kind == "nvfp4" and plan.two_level:
         global_scale = torch.ones((), dtype=torch.float32, device=x.device)
         stats = statistics(x, "nvfp4", 6.0, 1.0, global_scale)
         for parts in made:
             parts.append(global_scale)
     elif plan.kind == "nvfp4":
-        rule = "single"
-    if takes(x, plan.element, plan.block, rule) and rows % 32 == 0:
+        plan = replace(plan, rule="single")
+    if takes(x, plan.element, plan.block, plan.rule) and rows % 32 == 0:
         from breccia.kernels.triton.casts.cast_words import cast_turn_words
 
-        cast_turn_words(x, plan.element, plan.block, rule, stats, plan.kind == "nvfp4", *made)
+        cast_turn_words(x, plan, stats, *made)
         return made[0], made[1]
     size = max(64, g)
     k_tiles = triton.cdiv(cols, size)
@@ -103,7 +103,7 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
         made[0][1].stride(0),
         made[1][1].stride(0),
         k_tiles,
-        FORM=Form(ELEMENTS[plan.element], rule=rule, rows=sm, cols=g, packed=plan.packed),
+        FORM=Form(ELEMENTS[plan.element], rule=plan.rule, rows=sm, cols=g, packed=plan.packed),
         NVFP4=plan.kind == "nvfp4",
         B=size,
         num_warps=4 if size == 64 else 8,

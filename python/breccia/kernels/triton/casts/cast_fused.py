@@ -9,6 +9,7 @@ The bytes are those of a cast of these values, which are rounded where torch rou
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -120,9 +121,8 @@ def _form(plan: Plan, columns: int) -> Form:
 
 def _results(plan: Plan, rows: int, columns: int, device: Any) -> list[torch.Tensor]:
     """Memory for codes and scales, laid out as `cast_block` and `cast_nvfp4` do."""
-    block = (1, columns) if plan.kind == "row" else plan.block
-    made = (plan.element, block, plan.rule, plan.scale_dtype, plan.packed, device)
-    return list(empty_parts((rows, columns), *made, along=plan.kind == "block"))
+    whole = replace(plan, block=(1, columns)) if plan.kind == "row" else plan
+    return list(empty_parts((rows, columns), whole, device, along=plan.kind == "block"))
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor, plan: Plan) -> list[torch.Tensor]:

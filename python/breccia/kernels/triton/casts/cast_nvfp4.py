@@ -21,6 +21,7 @@ from breccia.kernels.triton.device.codecs import (
     pack_nibbles,
 )
 from breccia.kernels.triton.device.words import takes, takes_turned
+from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import launch
 from breccia.kernels.triton.turn import contiguous_rows
 
@@ -119,7 +120,7 @@ def cast_nvfp4(
     if turned or takes(x, "e2m1", (1, 16), rule):
         from breccia.kernels.triton.casts.cast_words import cast_words
 
-        return *cast_words(x, "e2m1", (1, 16), rule, stats=stats, nvfp4=True), global_scale
+        return *cast_words(x, Plan("nvfp4", "e2m1", rule, (1, 16), packed=True), stats), global_scale
     bk = min(256, max(16, triton.next_power_of_2(cols)))
     bm = TILE // bk
     k_tiles = triton.cdiv(cols, bk)

@@ -249,8 +249,7 @@ def cast_search(x: torch.Tensor, plan: Plan) -> list[torch.Tensor]:
     rows, cols = x.shape
     g = plan.block[1]
     nvfp4, asymmetric = plan.rule in NVFP4_RULES, plan.rule == "asymmetric"
-    form = (plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed, x.device)
-    made = list(empty_parts(x.shape, *form))
+    made = list(empty_parts(x.shape, plan, x.device))
     codes, scales = made
     if asymmetric:
         made.append(torch.empty((rows, cols // g), dtype=torch.uint8, device=x.device))

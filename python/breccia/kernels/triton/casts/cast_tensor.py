@@ -6,6 +6,8 @@ program that turns them into the scale, then the codes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,7 @@ from breccia.kernels.triton.casts.cast_block import cast_block
 from breccia.kernels.triton.device.codecs import absmax, divide, encode_element, encode_nan, positive, unit_power, widen
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes
+from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import launch
 from breccia.kernels.triton.turn import contiguous_rows
 
@@ -304,16 +307,14 @@ def cast_tensor(
     return codes, out_scale
 
 
-def cast_row(
-    x: torch.Tensor, fmt: str, rule: str = "divide", scale_dtype: torch.dtype = torch.float32
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cast_row(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of a 2-D tensor and one scale per row, shape (rows, 1)."""
     rows, cols = x.shape
-    if rule == "divide" and 0 < cols <= 16384:
-        return cast_block(x, fmt, (1, max(16, triton.next_power_of_2(cols))), rule, scale_dtype)
+    if plan.rule == "divide" and 0 < cols <= 16384:
+        return cast_block(x, replace(plan, block=(1, max(16, triton.next_power_of_2(cols)))))
     x = contiguous_rows(x)
     codes = torch.empty((rows, cols), dtype=torch.uint8, device=x.device)
-    scales = torch.ones((rows, 1), dtype=scale_dtype, device=x.device)
+    scales = torch.ones((rows, 1), dtype=plan.scale_dtype, device=x.device)
     if codes.numel() == 0:
         return codes, scales
     launch(
@@ -325,7 +326,7 @@ def cast_row(
         rows,
         cols,
         x.stride(0),
-        FORM=Form(ELEMENTS[fmt], rule=rule, rows=1),
+        FORM=Form(ELEMENTS[plan.element], rule=plan.rule, rows=1),
         BK=min(4096, max(16, triton.next_power_of_2(cols))),
         num_warps=8,
     )

@@ -11,8 +11,8 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.device.word_tiles import WordForm, cast_tile, load_tile, words_layout
+from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import empty_parts, launch
 
 PER_THREAD = 8  # words: 32 bytes of input
@@ -64,27 +64,18 @@ def tile_of(words: int, sm: int, g: int, warps: int, repeats: int) -> tuple[int,
     return max(sm, size // across), across
 
 
-def cast_words(
-    x: torch.Tensor,
-    fmt: str,
-    block: tuple[int, int],
-    rule: str,
-    scale_dtype: torch.dtype = torch.float32,
-    stats: torch.Tensor | None = None,
-    nvfp4: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`cast_block.cast_block` and, with nvfp4, the codes and scales of `cast_nvfp4.cast_nvfp4`."""
+def cast_words(x: torch.Tensor, plan: Plan, stats: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """`cast_block.cast_block` and, of NVFP4, the codes and scales of `cast_nvfp4.cast_nvfp4`."""
     rows, cols = x.shape
-    packed = ELEMENTS[fmt].packed
-    sm, g = block[0], block[1] // 2
+    sm, g = plan.block[0], plan.block[1] // 2
     upright = x.stride(1) == 1
-    codes, scales = empty_parts(x.shape, fmt, block, rule, scale_dtype, packed, x.device, along=upright)
+    codes, scales = empty_parts(x.shape, plan, x.device, along=upright)
     if codes.numel() == 0:
         return codes, scales
     if not upright:  # `words.takes_turned`
-        cast_turn_words(x.T, fmt, block, rule, scales if stats is None else stats, nvfp4, None, [codes, scales])
+        cast_turn_words(x.T, plan, scales if stats is None else stats, None, [codes, scales])
         return codes, scales
-    warps, repeats = default_shape(block)
+    warps, repeats = default_shape(plan.block)
     bm, bw = tile_of(cols // 2, sm, g, warps, repeats)
     across = triton.cdiv(cols // 2, bw)
     launch(
@@ -99,7 +90,7 @@ def cast_words(
         x.stride(0) // 2,
         *scales.stride(),
         across,
-        FORM=WordForm.of(x.dtype, fmt, block, rule, scales.dtype, nvfp4),
+        FORM=_form(x, plan, scales),
         BM=bm,
         BW=bw,
         num_warps=warps,
@@ -107,21 +98,18 @@ def cast_words(
     return codes, scales
 
 
+def _form(x: torch.Tensor, plan: Plan, scales: torch.Tensor) -> WordForm:
+    return WordForm.of(x.dtype, plan.element, plan.block, plan.rule, scales.dtype, plan.kind == "nvfp4")
+
+
 def cast_turn_words(
-    x: torch.Tensor,
-    fmt: str,
-    block: tuple[int, int],
-    rule: str,
-    stats: torch.Tensor,
-    nvfp4: bool,
-    one: list[torch.Tensor] | None,
-    other: list[torch.Tensor],
+    x: torch.Tensor, plan: Plan, stats: torch.Tensor, one: list[torch.Tensor] | None, other: list[torch.Tensor]
 ) -> None:
     """Writes (codes, scales) of x to `one`, if there is one, and those of its transpose to `other`."""
     both = one is not None
     one = other if one is None else one
     rows, cols = x.shape
-    size = max(64, block[1])
+    size = max(64, plan.block[1])
     across = triton.cdiv(cols, size)
     launch(
         cast_turn_kernel,
@@ -139,7 +127,7 @@ def cast_turn_words(
         other[1].stride(0),
         across,
         num_warps=4 if size == 64 else 8,
-        FORM=WordForm.of(x.dtype, fmt, block, rule, one[1].dtype, nvfp4),
+        FORM=_form(x, plan, one[1]),
         BOTH=both,
         BM=size,
         BW=size // 2,

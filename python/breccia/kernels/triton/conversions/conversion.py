@@ -294,8 +294,7 @@ def requantize(source: Source, plan: Plan) -> list[torch.Tensor]:
     device = source.codes.device
     tm, tg = plan.block
     nvfp4 = plan.kind == "nvfp4"
-    form = (plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed, device)
-    made = list(empty_parts(source.shape, *form))
+    made = list(empty_parts(source.shape, plan, device))
     codes, scales = made
     rule, stats = plan.rule, scales
     if nvfp4 and plan.two_level:
