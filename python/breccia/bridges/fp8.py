@@ -36,6 +36,12 @@ def of_a_vendor(recipe: ScalingRecipe) -> bool:
     return isinstance(recipe, ScalingRecipe) and recipe.element.startswith("float8") and recipe.element not in FP8_CODES
 
 
+def is_of_tensor(recipe: ScalingRecipe) -> bool:
+    """Whether a recipe is E4M3 with one scale."""
+    one = recipe.name == "delayed" or getattr(recipe, "granularity", "") == "tensor"
+    return one and recipe.element == "float8_e4m3fn"
+
+
 def fp8_stored(recipe: ScalingRecipe) -> str:
     """What safetensors calls the codes of an FP8 recipe, in the formats of other programs."""
     if of_a_vendor(recipe):

@@ -32,7 +32,7 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.contract import FileFormat, Place, stored_name
 from breccia.bridges.dialect import Dialect
-from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe
+from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, is_of_tensor
 from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part, unpack_nibbles
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
@@ -372,13 +372,7 @@ def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | 
         return None
     if isinstance(recipe, recipes.NVFP4BlockScaling):
         return InputScale("input_scale", NVFP4_INPUTS)
-    return InputScale("input_scale", FP8_INPUTS) if _is_of_tensor(recipe) else None
-
-
-def _is_of_tensor(recipe: ScalingRecipe) -> bool:
-    """Whether a recipe is E4M3 with one scale."""
-    one = isinstance(recipe, recipes.DelayedScaling) or getattr(recipe, "granularity", "") == "tensor"
-    return one and recipe.element == "float8_e4m3fn"
+    return InputScale("input_scale", FP8_INPUTS) if is_of_tensor(recipe) else None
 
 
 def _of_kept(module: str, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -400,7 +394,7 @@ def _algorithm(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
         case recipes.Float8BlockScaling():
             return {"quant_algo": "FP8_PB_WO", "group_size": recipe.block_k}
         case _:
-            return {"quant_algo": "FP8" if inputs and _is_of_tensor(recipe) else "FP8_PER_CHANNEL_PER_TOKEN"}
+            return {"quant_algo": "FP8" if inputs and is_of_tensor(recipe) else "FP8_PER_CHANNEL_PER_TOKEN"}
 
 
 def _group(kind: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks, layouts, recipes
-from breccia.bridges.checks import StoredTypeError, shown
+from breccia.bridges.checks import FLOATS, StoredTypeError, shown
 from breccia.bridges.common import STORED_SCALES, Array, as_numpy, check_upright, codes, made
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.dialect import Dialect
@@ -138,13 +138,8 @@ def store_in_checkpoint(name: str, scaled: ScaledTensor, place: Place) -> tuple[
 
 @functools.lru_cache(maxsize=64)
 def _stored(dtype: Any) -> str:
-    name = dtype.name
-    if name == "float8_e8m0fnu":
-        return "F8_E8M0"
-    if name in FP8_STORED:
-        return FP8_STORED[name]
-    named = {"uint8": "U8", "int8": "I8", "float64": "F64", "uint4": "U8", "int4": "I8"}
-    return STORED_SCALES.get(name) or named[name]
+    bytes_ = {"uint8": "U8", "int8": "I8", "float64": "F64", "uint4": "U8", "int4": "I8", "float8_e8m0fnu": "F8_E8M0"}
+    return {**bytes_, **FP8_STORED, **STORED_SCALES}[dtype.name]
 
 
 def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int, ...] | None, str]:
@@ -287,7 +282,7 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
 def _found(name: str, parts: dict[str, str], entries: Mapping[str, Any], text: str, sure: bool = True) -> Found:
     recipe, layout, shape, _ = parse_config(text, name)
     data, scale = entries[parts["data"]], entries[parts["scale"]]
-    dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
+    dtype = FLOATS.get(scale.dtype, "uint8")
     zero = entries.get(parts.get("zero_point", ""))
     zero_dtype = "" if zero is None else str(numpy_dtype(zero.dtype))
     findings: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.contract import NAMED, NO, FileFormat
 from breccia.bridges.dialect import Dialect
-from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe
+from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, is_of_tensor
 from breccia.bridges.integers import int4, integer_zero_point, offset_codes, turned
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
@@ -295,8 +295,7 @@ def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | 
     """The scale of inputs of FP8 with one scale, and that of NVFP4, which stands for those of blocks."""
     if isinstance(recipe, recipes.NVFP4BlockScaling):
         return InputScale("input_scale_2", NVFP4_INPUTS)
-    one = isinstance(recipe, recipes.DelayedScaling) or getattr(recipe, "granularity", "") == "tensor"
-    return InputScale("input_scale", FP8_INPUTS) if one and recipe.element == "float8_e4m3fn" else None
+    return InputScale("input_scale", FP8_INPUTS) if is_of_tensor(recipe) else None
 
 
 def config(written: Written) -> dict[str, Any]:

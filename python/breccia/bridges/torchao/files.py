@@ -25,7 +25,7 @@ from breccia.bridges.torchao.inputs import (
     torch_dtype,
 )
 from breccia.bridges.torchao.parts import describe
-from breccia.bridges.torchao.reading import NAME, check_kind, dtype_name, float8, from_parts
+from breccia.bridges.torchao.reading import NAME, check_kind, float8, from_parts, mx_recipe
 from breccia.bridges.written import INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.layouts import Layout, PerBlockMN
@@ -153,14 +153,8 @@ def _found(
         if "per_tensor_scale" in parts:
             parts = {**parts, "global_scale": parts["per_tensor_scale"]}
     elif kind == "MXTensor":
-        element = dtype_name(attributes.get("elem_dtype"))
-        layout = PerBlockMN(1, 32)
-        if element == "float4_e2m1fn_x2":
-            recipe, shape = recipes.MXFP4BlockScaling(), (*shape[:-1], shape[-1] * 2)
-        elif element.startswith("fp6"):
-            recipe = recipes.MXFP6BlockScaling(fp6_format=element[4:].upper())
-        else:
-            recipe = recipes.MXFP8BlockScaling(fp8_format="E5M2" if "e5m2" in element else "E4M3")
+        recipe, layout = mx_recipe(attributes), PerBlockMN(1, 32)
+        shape = (*shape[:-1], shape[-1] * 2) if recipe.name == "mxfp4" else shape
     elif kind == "Float8Tensor":
         fp8 = FP8_DTYPES.get(qdata.dtype, "E4M3")
         attributes = {**attributes, "fp8_format": fp8}

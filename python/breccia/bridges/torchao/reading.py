@@ -101,12 +101,16 @@ def float8(fp8: str, shape: tuple[int, ...], scale: Array, block_size: Any) -> t
     return recipe, row_blocks(block[-1], shape[-1]) if block[-2] == 1 else PerBlockMN(block[-2], block[-1])
 
 
+def _zeros(zero_point: Any) -> Array | None:
+    """Zero points, where one is not zero."""
+    zero = None if zero_point is None else as_numpy(zero_point, "zero_point")
+    return zero if zero is not None and zero.any() else None
+
+
 def _int8(qdata: Array, scale: Array, zero_point: Any, block: tuple[int, ...]) -> ScaledTensor:
     size = block[-1]
     name = scale_name(scale.dtype.name)
-    zero = None if zero_point is None else as_numpy(zero_point, "zero_point")
-    if zero is not None and not zero.any():
-        zero = None
+    zero = _zeros(zero_point)
     symmetric = zero is None
     if scale.size == 1 and qdata.shape[0] != 1:
         recipe, layout = recipes.INT8Scaling(scale_dtype=name, symmetric=symmetric), PerTensor()
@@ -119,9 +123,7 @@ def _int8(qdata: Array, scale: Array, zero_point: Any, block: tuple[int, ...]) -
 
 def _intx(qdata: Array, scale: Array, zero_point: Any, attributes: Mapping[str, Any]) -> ScaledTensor:
     target = dtype_name(attributes.get("target_dtype"))
-    zero = None if zero_point is None else as_numpy(zero_point, "zero_point")
-    if zero is not None and not zero.any():
-        zero = None
+    zero = _zeros(zero_point)
     size = _block(attributes, qdata.ndim)[-1]
     layout = row_blocks(size, qdata.shape[-1])
     if target == "int8":
@@ -152,22 +154,21 @@ def _int4(qdata: Array, scale: Array, parts: Mapping[str, Any], attributes: Mapp
     return OutsideTensor(scaled, bias=bias)
 
 
-def _mx(qdata: Array, scale: Array, attributes: Mapping[str, Any]) -> ScaledTensor:
-    element = dtype_name(attributes.get("elem_dtype"))
-    shape = qdata.shape
-    recipe: ScalingRecipe
-    match element:
-        case "float8_e4m3fn":
-            recipe = recipes.MXFP8BlockScaling()
-        case "float8_e5m2":
-            recipe = recipes.MXFP8BlockScaling(fp8_format="E5M2")
+def mx_recipe(attributes: Mapping[str, Any]) -> ScalingRecipe:
+    """What the attributes of an MXTensor say that it is. Raises StoredTypeError where that is of another element."""
+    match element := dtype_name(attributes.get("elem_dtype")):
+        case "float8_e4m3fn" | "float8_e5m2":
+            return recipes.MXFP8BlockScaling(fp8_format=element)
         case "fp6_e2m3" | "fp6_e3m2":
-            recipe = recipes.MXFP6BlockScaling(fp6_format=element[4:].upper())
+            return recipes.MXFP6BlockScaling(fp6_format=element[4:])
         case "float4_e2m1fn_x2":
-            recipe = recipes.MXFP4BlockScaling()
-            shape = (*qdata.shape[:-1], qdata.shape[-1] * 2)
-        case _:
-            raise StoredTypeError(f"tensor has elem_dtype {element}, which must be an FP8, FP6 or FP4 type")
+            return recipes.MXFP4BlockScaling()
+    raise StoredTypeError(f"tensor has elem_dtype {element}, which must be an FP8, FP6 or FP4 type")
+
+
+def _mx(qdata: Array, scale: Array, attributes: Mapping[str, Any]) -> ScaledTensor:
+    recipe = mx_recipe(attributes)
+    shape = (*qdata.shape[:-1], qdata.shape[-1] * (2 if recipe.name == "mxfp4" else 1))
     if attributes.get("block_size", 32) != 32:
         raise ValueError(f"{NAME}: block_size must be 32, got {shown(attributes['block_size'])}")
     return of_blocks(codes(qdata, "qdata"), _rows(codes(scale, "scale"), shape, 32, _swizzled(attributes)), recipe)
