@@ -29,7 +29,7 @@ def block_operands(m: int, n: int, k: int) -> Any:
 
 
 def values(c: torch.Tensor, s: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    return dequant.dequantize(c.view(torch.uint8), s, "e4m3", "float", tuple(c.shape), block, False).double()
+    return dequant.dequantize(dequant.Source(c.view(torch.uint8), s, "e4m3", "float", tuple(c.shape), block)).double()
 
 
 def products_large(shapes: list[tuple[int, int, int]]) -> None:

@@ -192,18 +192,9 @@ def test_dequantize(recipe: Any, device: str) -> None:
     def move(t: Any) -> Any:
         return None if t is None else t.to(device)
 
-    values = dequant.dequantize(
-        move(op.codes),
-        move(scale),
-        op.element,
-        op.sfmt,
-        op.shape,
-        block,
-        op.packed,
-        torch.float32,
-        move(zero),
-        move(op.global_scale),
-    )
+    form = (op.element, op.sfmt, op.shape, block, op.packed)
+    source = dequant.Source(move(op.codes), move(scale), *form, move(zero), move(op.global_scale))
+    values = dequant.dequantize(source)
     assert torch.equal(values.cpu(), breccia.dequantize(scaled))
 
 
@@ -275,9 +266,9 @@ def test_grouped_fp8(device: str) -> None:
         xs,
         offsets=offsets,
     )
-    xd = dequant.dequantize(xc, xs, "e4m3", "float", (21, k), (1, 128), False)
+    xd = dequant.dequantize(dequant.Source(xc, xs, "e4m3", "float", (21, k), (1, 128)))
     for e, (a, b) in enumerate(((0, 5), (5, 5), (5, 21))):
-        wd = dequant.dequantize(codes[e], scale[e], "e4m3", "float", (n, k), (128, 128), False)
+        wd = dequant.dequantize(dequant.Source(codes[e], scale[e], "e4m3", "float", (n, k), (128, 128)))
         if b > a:
             close(y[a:b], xd[a:b].double() @ wd.double().T, 1e-3)
 

@@ -9,6 +9,7 @@ whole-array operations of torch on the same device (`breccia.kernels.whole_array
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from breccia.kernels.triton.casts import cast_block, cast_fused, cast_nvfp4, cas
 from breccia.kernels.triton.casts.cast_both import cast_transpose_parts
 from breccia.kernels.triton.casts.cast_search import cast_search
 from breccia.kernels.triton.conversions import transpose as turning
-from breccia.kernels.triton.conversions.conversion import Source
 from breccia.kernels.triton.conversions.conversion import requantize as fused_requantize
+from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
@@ -176,11 +177,7 @@ def dequantize_operand(op: recipes.Operand, dtype: torch.dtype, apply_global: bo
     if _per_matrix_scales(op, apply_global):
         return _per_matrix(op, dtype, apply_global).reshape(op.shape)
     flat = _flat(op)
-    values = dequantize_2d(
-        flat.codes, flat.scale, flat.element, flat.sfmt, flat.shape, flat.block, flat.packed, dtype, flat.zero_point,
-        flat.global_scale if apply_global else None,
-    )  # fmt: skip
-    return values.reshape(op.shape)
+    return dequantize_2d(flat if apply_global else replace(flat, global_scale=None), dtype).reshape(op.shape)
 
 
 def source_of(op: recipes.Operand) -> Source | None:
@@ -231,9 +228,8 @@ def _per_matrix(op: recipes.Operand, dtype: torch.dtype, apply_global: bool) -> 
     out = torch.empty((batches, rows, cols), dtype=dtype, device=codes.device)
     for i in range(batches):
         part = None if globals_ is None else globals_[i if globals_.numel() > 1 else 0]
-        out[i] = dequantize_2d(
-            codes[i], scale[i], op.element, op.sfmt, (rows, cols), op.block, op.packed, dtype, None, part
-        )
+        matrix = Source(codes[i], scale[i], op.element, op.sfmt, (rows, cols), op.block, op.packed, global_scale=part)
+        out[i] = dequantize_2d(matrix, dtype)
     return out
 
 

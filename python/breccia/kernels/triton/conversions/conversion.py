@@ -9,8 +9,6 @@ or a power of two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +16,7 @@ import triton.language as tl
 from breccia.kernels.triton.casts.cast_block import block_scale, store_tile
 from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
 from breccia.kernels.triton.casts.cast_tensor import PARTIALS, finish_kernel
-from breccia.kernels.triton.conversions.dequant import load_scale, load_values
+from breccia.kernels.triton.conversions.dequant import Source, load_scale, load_values
 from breccia.kernels.triton.device.codecs import (
     absmax,
     as_float,
@@ -28,7 +26,7 @@ from breccia.kernels.triton.device.codecs import (
     encode_nan,
     round_int,
 )
-from breccia.kernels.triton.device.elements import ELEMENTS, Form, form_of
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import empty_parts, launch
 
@@ -235,36 +233,6 @@ def scaled_amax_kernel(
         best = tl.maximum(best, tl.where(a < float("inf"), a, 0.0))
     tl.store(part_ptr + tl.program_id(0), tl.max(tl.max(best, axis=1), axis=0))
     tl.store(part_ptr + N + tl.program_id(0), absmax(absmax(worst, 1), 0))
-
-
-@dataclass(frozen=True)
-class Source:
-    """A matrix of codes: `dequant.dequantize`'s arguments."""
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    element: str
-    sfmt: str
-    shape: tuple[int, int]
-    block: tuple[int, int]
-    packed: bool
-    zero_point: torch.Tensor | None
-    global_scale: torch.Tensor | None
-
-    def pointers(self) -> tuple[torch.Tensor, ...]:
-        return (
-            self.codes,
-            self.scale,
-            self.scale if self.zero_point is None else self.zero_point,
-            self.scale if self.global_scale is None else self.global_scale,
-        )
-
-    def strides(self) -> tuple[int, int, int]:
-        return self.codes.stride(0), self.scale.stride(0), self.scale.stride(1)
-
-    def form(self) -> Form:
-        """What a kernel is compiled for."""
-        return form_of(self.element, self.sfmt, self.block, self.packed, self.zero_point, self.global_scale)
 
 
 def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tensor:

@@ -6,13 +6,15 @@ once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton.device.codecs import decode_element, decode_scale
-from breccia.kernels.triton.device.elements import form_of
+from breccia.kernels.triton.device.elements import Form, form_of
 from breccia.kernels.triton.device.words import takes_packed
 from breccia.kernels.triton.runtime import launch, overlaps
 
@@ -119,30 +121,52 @@ def dequantize_kernel(
     tl.store(to, canonical(v.to(out_ptr.dtype.element_ty)), mask=(rows < M)[:, None] & (cols < K)[None, :])
 
 
-def dequantize(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    fmt: str,
-    sfmt: str,
-    shape: tuple[int, int],
-    block: tuple[int, int],
-    packed: bool,
-    dtype: torch.dtype = torch.float32,
-    zero_point: torch.Tensor | None = None,
-    global_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """A 2-D tensor from its codes. `block` is (rows, columns) per scale, 0 for all of them."""
-    rows, cols = shape
-    out = torch.empty(shape, dtype=dtype, device=codes.device)
+@dataclass(frozen=True)
+class Source:
+    """A matrix of codes. `block` is (rows, columns) per scale, 0 for all of them."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    element: str
+    sfmt: str
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    packed: bool = False
+    zero_point: torch.Tensor | None = None
+    global_scale: torch.Tensor | None = None
+
+    def pointers(self) -> tuple[torch.Tensor, ...]:
+        return (
+            self.codes,
+            self.scale,
+            self.scale if self.zero_point is None else self.zero_point,
+            self.scale if self.global_scale is None else self.global_scale,
+        )
+
+    def strides(self) -> tuple[int, int, int]:
+        return self.codes.stride(0), self.scale.stride(0), self.scale.stride(1)
+
+    def form(self) -> Form:
+        """What a kernel is compiled for."""
+        return form_of(self.element, self.sfmt, self.block, self.packed, self.zero_point, self.global_scale)
+
+
+def dequantize(source: Source, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A 2-D tensor from its codes."""
+    rows, cols = source.shape
+    codes, scale, block = source.codes, source.scale, source.block
+    out = torch.empty(source.shape, dtype=dtype, device=codes.device)
     if out.numel() == 0:
         return out
     codes = codes.view(torch.uint8) if codes.dtype != torch.uint8 else codes
     codes = codes if codes.stride(-1) == 1 else codes.contiguous()
-    scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
-    if zero_point is None and scale.ndim == 2 and takes_packed(codes, fmt, cols, block, dtype) and packed:
+    scale = scale.view(torch.uint8) if source.sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
+    source = replace(source, codes=codes, scale=scale)
+    words = source.zero_point is None and scale.ndim == 2 and source.packed
+    if words and takes_packed(codes, source.element, cols, block, dtype):
         from breccia.kernels.triton.conversions.dequant_words import dequantize_words
 
-        return dequantize_words(codes, scale, fmt, sfmt, block, dtype, global_scale)
+        return dequantize_words(source, dtype)
     s_row, s_col = (scale.stride(0), scale.stride(1)) if scale.ndim == 2 else (0, 0)
     bk = min(256, max(16, triton.next_power_of_2(cols)))
     # A few rows, as of activations, take less time in many small programs.
@@ -152,10 +176,7 @@ def dequantize(
     launch(
         dequantize_kernel,
         (k_tiles * triton.cdiv(rows, bm),),
-        codes,
-        scale,
-        scale if zero_point is None else zero_point,
-        scale if global_scale is None else global_scale,
+        *source.pointers(),
         out,
         rows,
         cols,
@@ -163,7 +184,7 @@ def dequantize(
         s_row,
         s_col,
         k_tiles,
-        FORM=form_of(fmt, sfmt, block, packed, zero_point, global_scale),
+        FORM=source.form(),
         BM=bm,
         BK=bk,
         EARLY=early,

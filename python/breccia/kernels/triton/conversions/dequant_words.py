@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.words import decode_asm
 from breccia.kernels.triton.runtime import launch
 
@@ -79,19 +80,12 @@ def dequantize_words_kernel(
     gl.store(out_ptr + rows.to(gl.int64) * W + cols, words, mask=inside)
 
 
-def dequantize_words(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    fmt: str,
-    sfmt: str,
-    block: tuple[int, int],
-    dtype: torch.dtype,
-    global_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`dequant.dequantize` of packed codes with a scale per `block`."""
+def dequantize_words(source: Source, dtype: torch.dtype) -> torch.Tensor:
+    """`dequant.dequantize` of packed codes with a scale per block."""
+    codes, scale, block = source.codes, source.scale, source.block
     rows, width = codes.shape
     out = torch.empty((rows, 2 * width), dtype=dtype, device=codes.device)
-    asm, constraints = decode_asm(fmt, "bf16" if dtype == torch.bfloat16 else "fp16")
+    asm, constraints = decode_asm(source.element, "bf16" if dtype == torch.bfloat16 else "fp16")
     bw = min(128, triton.next_power_of_2(width))
     bm = 32 * WARPS * 4 * REPEATS // bw
     across = triton.cdiv(width, bw)
@@ -100,7 +94,7 @@ def dequantize_words(
         (across * triton.cdiv(rows, bm),),
         codes,
         scale,
-        scale if global_scale is None else global_scale,
+        scale if source.global_scale is None else source.global_scale,
         out.view(torch.int32),
         rows,
         width,
@@ -110,8 +104,8 @@ def dequantize_words(
         across,
         ASM=asm,
         CONSTRAINTS=constraints,
-        SFMT=sfmt,
-        GLOBAL=global_scale is not None,
+        SFMT=source.sfmt,
+        GLOBAL=source.global_scale is not None,
         SM=block[0],
         G=block[1] // 2,
         BM=bm,

@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton import recipes
+from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.ops import dequantize_operand
 from breccia.kernels.triton.runtime import constant, launch, overlaps
@@ -69,8 +70,8 @@ def halves(op: recipes.Operand) -> tuple[torch.Tensor, torch.Tensor]:
         return values, unit if op.global_scale is None else op.global_scale.reshape(1, 1)
     codes = op.codes.reshape(rows, op.codes.shape[-1])
     ones, block = (unit.expand(rows, k // 128), (1, 128)) if k % 128 == 0 else (unit, (0, 0))
-    values = dequantize_2d(codes, ones, op.element, "float", (rows, k), block, op.packed, torch.bfloat16)
-    return values, flat_scale(op)
+    plain = Source(codes, ones, op.element, "float", (rows, k), block, op.packed)
+    return dequantize_2d(plain, torch.bfloat16), flat_scale(op)
 
 
 def flat_scale(op: recipes.Operand) -> torch.Tensor:

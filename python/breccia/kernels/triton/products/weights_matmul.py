@@ -8,7 +8,7 @@ import triton
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from breccia.kernels.triton.conversions.conversion import Source
+from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.elements import form_of
 from breccia.kernels.triton.products.configs import FOUR_BITS, WeightTile, weight_tile
 from breccia.kernels.triton.products.dense_matmul import sm_count
