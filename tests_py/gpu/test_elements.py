@@ -115,17 +115,17 @@ def test_blocks_of_a_new_row(
         sfmt = "e8m0"
     wanted = nearest(blocks / factor[..., None], values)
     np.testing.assert_array_equal(unpacked(codes, row).reshape(blocks.shape), wanted)
-    made = dequant.dequantize(dequant.Source(codes, scale, row.name, sfmt, SHAPE, (1, 32), row.packed))
+    source = dequant.Source(codes, scale, row.name, sfmt, SHAPE, (1, 32), row.packed)
+    made = dequant.dequantize(source)
     decoded = (values[wanted] * np.where(amax == 0, np.float32(1), factor)[..., None]).reshape(SHAPE)
     np.testing.assert_array_equal(np.asarray(made.cpu()), decoded)
     w = decoded.astype(np.float64)
     a = torch.from_numpy(cases.normal((3, SHAPE[1]), 7)).bfloat16().to(device)
     exact = a.cpu().double().numpy() @ w.T
-    scale_block = (1, 32)
-    y = gemm.gemm(a, codes, scale, row.name, sfmt, scale_block, row.packed, torch.float32)
+    y = gemm.gemm(a, source, torch.float32)
     np.testing.assert_allclose(np.asarray(y.cpu()), exact, rtol=2e-2, atol=2e-2 * np.abs(exact).max())
     thin = gemv.gemv if row.packed else gemv.gemv8
-    y = thin(a, codes, scale, row.name, sfmt, scale_block, torch.float32)
+    y = thin(a, source, torch.float32)
     np.testing.assert_allclose(np.asarray(y.cpu()), exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
 
 

@@ -216,21 +216,12 @@ def test_weight_only(recipe: Any, m: int, device: str) -> None:
         return None if t is None else t.to(device)
 
     ref = x.double().cpu() @ breccia.dequantize(w).double().T
-    parts = (op.element, op.sfmt, op.block)
-    y = gemm.gemm(
-        x,
-        move(op.codes),
-        move(op.scale),
-        *parts,
-        op.packed,
-        torch.float32,
-        None,
-        move(op.zero_point),
-        move(op.global_scale),
-    )
+    form = (op.element, op.sfmt, op.shape, op.block, op.packed)
+    source = dequant.Source(move(op.codes), move(op.scale), *form, move(op.zero_point), move(op.global_scale))
+    y = gemm.gemm(x, source, torch.float32)
     close(y, ref, 2e-5 if op.zero_point is None else 1e-3)
     if m <= 4 and op.packed and op.zero_point is None and op.element != "uint4":
-        y = gemv.gemv(x, move(op.codes), move(op.scale), *parts, torch.float32, move(op.global_scale))
+        y = gemv.gemv(x, source, torch.float32)
         close(y, ref, 2e-5)
 
 
@@ -242,7 +233,8 @@ def test_gemv8(recipe: Any, device: str) -> None:
         pytest.skip("decoded first")
     x = torch.from_numpy(cases.normal((2, 512), 1)).to(torch.float16).to(device)
     scale, block = (op.scale.reshape(1, 1), (0, 0)) if op.scale.numel() == 1 else (op.scale, op.block)
-    y = gemv.gemv8(x, op.codes.to(device), scale.to(device), op.element, op.sfmt, block, torch.float32)
+    source = dequant.Source(op.codes.to(device), scale.to(device), op.element, op.sfmt, op.shape, block)
+    y = gemv.gemv8(x, source, torch.float32)
     close(y, x.double().cpu() @ breccia.dequantize(w).double().T, 2e-5)
 
 
@@ -254,18 +246,8 @@ def test_grouped_fp8(device: str) -> None:
     x = torch.from_numpy(cases.normal((21, k), 3)).to(device)
     xc, xs = cast_block.cast_block(x, recipes.Plan("block", "e4m3", block=(1, 128)))
     offsets = torch.tensor([0, 5, 5, 21], dtype=torch.int32, device=device)
-    y = gemm.gemm(
-        xc.view(torch.float8_e4m3fn),
-        codes,
-        scale,
-        "e4m3",
-        "float",
-        (128, 128),
-        False,
-        torch.float32,
-        xs,
-        offsets=offsets,
-    )
+    experts_codes = dequant.Source(codes, scale, "e4m3", "float", (experts, n, k), (128, 128))
+    y = gemm.gemm(xc.view(torch.float8_e4m3fn), experts_codes, torch.float32, xs, offsets=offsets)
     xd = dequant.dequantize(dequant.Source(xc, xs, "e4m3", "float", (21, k), (1, 128)))
     for e, (a, b) in enumerate(((0, 5), (5, 5), (5, 21))):
         wd = dequant.dequantize(dequant.Source(codes[e], scale[e], "e4m3", "float", (n, k), (128, 128)))

@@ -123,13 +123,13 @@ def dequantize_kernel(
 
 @dataclass(frozen=True)
 class Source:
-    """A matrix of codes. `block` is (rows, columns) per scale, 0 for all of them."""
+    """A matrix of codes, or a stack of them. `block` is (rows, columns) per scale, 0 for all of them."""
 
     codes: torch.Tensor
     scale: torch.Tensor
     element: str
     sfmt: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     block: tuple[int, int]
     packed: bool = False
     zero_point: torch.Tensor | None = None

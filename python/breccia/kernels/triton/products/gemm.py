@@ -10,12 +10,15 @@ of the rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
+from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.codecs import FP8, HW, as_hardware, decode_element, decode_scale
-from breccia.kernels.triton.device.elements import ELEMENTS, form_of
+from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.runtime import launch
 
 
@@ -129,26 +132,19 @@ def gemm_kernel(
 
 def gemm(
     x: torch.Tensor,
-    w: torch.Tensor,
-    scale: torch.Tensor,
-    wfmt: str,
-    sfmt: str,
-    block: tuple[int, int],
-    packed: bool,
+    w: Source,
     out_dtype: torch.dtype,
     x_scale: torch.Tensor | None = None,
-    zero_point: torch.Tensor | None = None,
-    global_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     offsets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x (T, K) by w (N, K) transposed, or by expert e's w[e] for rows offsets[e] to offsets[e + 1].
 
-    `block` is (rows of w, elements of K) per scale, 0 for all of them; K blocks are powers of two. `x_scale` (T, K/128)
-    comes with FP8 x and block (1 or 128, 128).
+    K blocks of w are powers of two. `x_scale` (T, K/128) comes with FP8 x and block (1 or 128, 128).
     """
     t, k = x.shape
-    n = w.shape[-2]
+    codes, scale = w.codes, w.scale
+    n = codes.shape[-2]
     out = torch.empty((t, n), dtype=out_dtype, device=x.device)
     if out.numel() == 0:
         return out
@@ -157,24 +153,21 @@ def gemm(
     if x_scale is not None:
         x_element = ELEMENTS["e4m3" if x.dtype == torch.float8_e4m3fn else "e5m2"]
         x = x.view(torch.uint8)
-    w = w if w.stride(-1) == 1 else w.contiguous()
-    w = w if w.dtype == torch.uint8 else w.view(torch.uint8)
-    if scale.ndim < w.ndim:
-        scale = scale.reshape((*scale.shape, *(1,) * (w.ndim - scale.ndim)))
-    scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
-    experts = 0 if offsets is None else w.shape[0]
-    fold = sfmt in ("e8m0", "e4m3")
-    bm, bn, bk = _tile(t, block[1], fold, max(1, experts))
+    codes = codes if codes.stride(-1) == 1 else codes.contiguous()
+    codes = codes if codes.dtype == torch.uint8 else codes.view(torch.uint8)
+    if scale.ndim < codes.ndim:
+        scale = scale.reshape((*scale.shape, *(1,) * (codes.ndim - scale.ndim)))
+    fold = w.sfmt in ("e8m0", "e4m3")
+    scale = scale.view(torch.uint8) if fold and scale.dtype != torch.uint8 else scale
+    experts = 0 if offsets is None else codes.shape[0]
+    bm, bn, bk = _tile(t, w.block[1], fold, max(1, experts))
     tiles = triton.cdiv(t, bm) + experts
     launch(
         gemm_kernel,
         (tiles, triton.cdiv(n, bn)),
         x,
         scale if x_scale is None else x_scale,
-        w,
-        scale,
-        scale if zero_point is None else zero_point,
-        scale if global_scale is None else global_scale,
+        *replace(w, codes=codes, scale=scale).pointers(),
         scale if bias is None else bias,
         out,
         scale if offsets is None else offsets,
@@ -183,12 +176,12 @@ def gemm(
         k,
         x.stride(0),
         *((0, 0) if x_scale is None else x_scale.stride()),
-        w.stride(0) if w.ndim == 3 else 0,
-        w.stride(-2),
+        codes.stride(0) if codes.ndim == 3 else 0,
+        codes.stride(-2),
         *_scale_strides(scale),
         out.stride(0),
         X=x_element,
-        FORM=form_of(wfmt, sfmt, block, packed, zero_point, global_scale),
+        FORM=w.form(),
         FOLD=fold,
         BIAS=bias is not None,
         E=experts,

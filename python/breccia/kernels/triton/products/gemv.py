@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.codecs import HW, decode_element, decode_scale
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.runtime import launch
@@ -177,42 +178,35 @@ def gemv8_kernel(
 
 
 def gemv8(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    scale: torch.Tensor,
-    fmt: str,
-    sfmt: str,
-    block: tuple[int, int],
-    out_dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-    early: bool = False,
+    x: torch.Tensor, w: Source, out_dtype: torch.dtype, bias: torch.Tensor | None = None, early: bool = False
 ) -> torch.Tensor:
-    """x (M, K) by 8-bit weights (N, K) with a scale per `block` = (rows, group), 0 for all; K is a multiple of 256.
-    `early`: on a GPU that can, the kernel begins before the one before it has ended."""
-    (m, k), n = x.shape, w.shape[0]
+    """x (M, K) by 8-bit weights (N, K); K is a multiple of 256. `early`: on a GPU that can, the kernel begins before
+    the one before it has ended."""
+    (m, k), n = x.shape, w.codes.shape[0]
     out = torch.empty((m, n), dtype=out_dtype, device=x.device)
     if out.numel() == 0:
         return out
     x = x if x.stride(1) == 1 else x.contiguous()
-    scale = scale.view(torch.uint8) if sfmt == "e8m0" and scale.dtype != torch.uint8 else scale
+    scale, block = w.scale, w.block
+    scale = scale.view(torch.uint8) if w.sfmt == "e8m0" and scale.dtype != torch.uint8 else scale
     s_row, s_col = (scale.stride(0), scale.stride(1) if block[1] else 0) if scale.numel() > 1 else (0, 0)
     chunk = math.gcd(k, 1024)
     launch(
         gemv8_kernel,
         (triton.cdiv(n, 2), m),
         x,
-        w,
+        w.codes,
         scale,
         scale if bias is None else bias,
         out,
         n,
         k,
         x.stride(0),
-        w.stride(0),
+        w.codes.stride(0),
         s_row,
         s_col,
         out.stride(0),
-        FORM=Form(ELEMENTS[fmt], sfmt, rows=block[0], cols=min(block[1] or 256, chunk)),
+        FORM=Form(ELEMENTS[w.element], w.sfmt, rows=block[0], cols=min(block[1] or 256, chunk)),
         BIAS=bias is not None,
         EARLY=early,
         BN=2,
@@ -223,24 +217,15 @@ def gemv8(
     return out
 
 
-def gemv(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    scale: torch.Tensor,
-    fmt: str,
-    sfmt: str,
-    block: tuple[int, int],
-    out_dtype: torch.dtype,
-    global_scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """x (M, K) by packed weights (N, K/2 bytes) with a scale per `block` = (1, group); K is a multiple of 256."""
-    (m, k), n = x.shape, w.shape[0]
+def gemv(x: torch.Tensor, w: Source, out_dtype: torch.dtype, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x (M, K) by packed weights (N, K/2 bytes) with a scale per row and group; K is a multiple of 256."""
+    (m, k), n = x.shape, w.codes.shape[0]
     out = torch.empty((m, n), dtype=out_dtype, device=x.device)
     if out.numel() == 0:
         return out
     x = x.contiguous()
-    scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
+    scale, block = w.scale, w.block
+    scale = scale.view(torch.uint8) if w.sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
     group = min(block[1], k) if block[1] else 256
     s_col = scale.stride(1) if block[1] else 0
     chunk = math.gcd(k, 1024)
@@ -248,19 +233,19 @@ def gemv(
         gemv_kernel,
         (triton.cdiv(n, 8), m),
         x.view(torch.int32),
-        w,
+        w.codes,
         scale,
-        scale if global_scale is None else global_scale,
+        scale if w.global_scale is None else w.global_scale,
         scale if bias is None else bias,
         out,
         n,
         k,
         x.stride(0) // 2,
-        w.stride(0),
+        w.codes.stride(0),
         scale.stride(0),
         s_col,
         out.stride(0),
-        FORM=Form(ELEMENTS[fmt], sfmt, rows=1, cols=min(group, chunk), global_scale=global_scale is not None),
+        FORM=Form(ELEMENTS[w.element], w.sfmt, rows=1, cols=min(group, chunk), global_scale=w.global_scale is not None),
         HALF=triton.language.bfloat16 if x.dtype == torch.bfloat16 else triton.language.float16,
         BIAS=bias is not None,
         BN=8,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from breccia.kernels.triton import recipes
+from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.products import configs
 from breccia.scaled_tensor import ScaledTensor
 
@@ -80,13 +81,16 @@ class Product:
         return self.major == HOPPER
 
     @cached_property
-    def scaled(self) -> tuple[torch.Tensor, tuple[int, int]]:
-        """The weight's scales with the axes that kernels want, and the rows and columns of each, 0 for all."""
+    def source(self) -> Source:
+        """The weight, its scales with the axes that kernels want."""
         w = self.w
         assert w is not None
+        scale, block = w.scale, w.block
         if self.offsets is not None:
-            return w.scale if w.scale.ndim == 3 else w.scale.reshape(-1, 1, 1).expand(w.shape[0], 1, 1), w.block
-        return (w.scale, w.block) if w.scale.numel() > 1 else (w.scale.reshape(1, 1), (0, 0))
+            scale = scale if scale.ndim == 3 else scale.reshape(-1, 1, 1).expand(w.shape[0], 1, 1)
+        elif scale.numel() <= 1:
+            scale, block = scale.reshape(1, 1), (0, 0)
+        return Source(w.codes, scale, w.element, w.sfmt, w.shape, block, w.packed, w.zero_point, w.global_scale)
 
     @cached_property
     def kind(self) -> str | None:
@@ -95,7 +99,7 @@ class Product:
             return None
         from breccia.kernels.triton.products.weights_matmul import kind_of, takes
 
-        kind = kind_of(self.w.element, self.w.sfmt, self.scaled[1])
+        kind = kind_of(self.w.element, self.w.sfmt, self.source.block)
         return kind if takes(self.rows, self.w.codes, kind) else None
 
     def configured(self, choice: str) -> bool:
@@ -109,6 +113,6 @@ class Product:
         rows, w = self.rows, self.w
         if rows is None or w is None or self.offsets is not None or rows.shape[0] > most or w.zero_point is not None:
             return False
-        cols = self.scaled[1][1]
+        cols = self.source.block[1]
         powers = cols & (cols - 1) == 0 and (w.sfmt != "float" or cols == 0 or cols >= 16)
         return powers and w.shape[-1] % 256 == 0

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from breccia.kernels.triton import recipes
+from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.ops import dequantize, dequantize_operand, source_of
 from breccia.kernels.triton.products import configs, gemm, pairs
@@ -78,7 +80,8 @@ def run_fp8_blocks(p: Product) -> torch.Tensor:
     element = "e4m3" if f.w.dtype == torch.float8_e4m3fn else "e5m2"
     # Tiles of activations as rows.
     x_scale = f.x_scale if f.x_scale.shape[0] == len(f.x) else f.x_scale.repeat_interleave(128, 0)[: len(f.x)]
-    return gemm.gemm(f.x, f.w, f.w_scale, element, "float", (rows, 128), False, p.dtype, x_scale, bias=p.bias)
+    w = Source(f.w, f.w_scale, element, "float", f.w.shape, (rows, 128))
+    return gemm.gemm(f.x, w, p.dtype, x_scale, p.bias)
 
 
 def run_fp8_decoded(p: Product) -> torch.Tensor:
@@ -94,32 +97,29 @@ def run_rows(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.w4_gemv import w4_gemv
 
     w = given(p.w)
-    return w4_gemv(given(p.rows), w.codes, p.scaled[0], given(p.kind), p.dtype, w.global_scale, p.bias)
+    return w4_gemv(given(p.rows), w.codes, p.source.scale, given(p.kind), p.dtype, w.global_scale, p.bias)
 
 
 def run_fused(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.weights_matmul import weights_matmul
 
-    w, (scale, block) = given(p.w), p.scaled
-    level = w.global_scale
+    w, level = p.source, p.source.global_scale
     if p.offsets is not None and level is not None:
         level = pairs.for_each(level, w.shape[0])
     kind = given(p.kind)
-    return weights_matmul(given(p.rows), w.codes, scale, kind, w.element, block, p.dtype, level, p.bias, p.offsets)
+    return weights_matmul(given(p.rows), w.codes, w.scale, kind, w.element, w.block, p.dtype, level, p.bias, p.offsets)
 
 
 def run_gemv(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.gemv import gemv
 
-    w, (scale, block) = given(p.w), p.scaled
-    return gemv(given(p.rows), w.codes, scale, w.element, w.sfmt, block, p.dtype, w.global_scale, p.bias)
+    return gemv(given(p.rows), p.source, p.dtype, p.bias)
 
 
 def run_gemv8(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.gemv import gemv8
 
-    w, (scale, block) = given(p.w), p.scaled
-    return gemv8(given(p.rows), w.codes, scale, w.element, w.sfmt, block, p.dtype, p.bias, early=p.on_hopper)
+    return gemv8(given(p.rows), p.source, p.dtype, p.bias, early=p.on_hopper)
 
 
 def run_decoded_weight(p: Product) -> torch.Tensor:
@@ -133,14 +133,11 @@ def run_decoded_weight(p: Product) -> torch.Tensor:
 
 
 def run_grouped(p: Product) -> torch.Tensor:
-    w = given(p.w)
     x, x_scale = (given(p.rows), None) if p.fp8 is None else (p.fp8.x, p.fp8.x_scale)
-    (scale, block), level = p.scaled, w.global_scale
+    w, level = p.source, p.source.global_scale
     level = None if level is None else pairs.for_each(level, w.shape[0])
     zero = w.zero_point if w.element != "int8" or w.zero_point is None else w.zero_point.view(torch.int8)
-    return gemm.gemm(
-        x, w.codes, scale, w.element, w.sfmt, block, w.packed, p.dtype, x_scale, zero, level, None, p.offsets
-    )
+    return gemm.gemm(x, replace(w, zero_point=zero, global_scale=level), p.dtype, x_scale, None, p.offsets)
 
 
 def takes_experts(p: Product) -> bool:
@@ -273,7 +270,7 @@ def takes_decoded_in_order(p: Product) -> bool:
 
     x, w = given(p.pair)
     rows, (n, k) = _rows_of(p), w.shape
-    kind = kind_of(w.element, w.sfmt, Product(p.dtype, w=w).scaled[1])
+    kind = kind_of(w.element, w.sfmt, Product(p.dtype, w=w).source.block)
     fused = configs.weight_only(rows, n, k, w.element) == "fused" and w.zero_point is None
     if kind is None or not fused or not takes_weight(w.codes, k, kind) or x.codes.stride(-1) != 1:
         return False
@@ -283,12 +280,12 @@ def takes_decoded_in_order(p: Product) -> bool:
 def run_decoded_in_order(p: Product) -> torch.Tensor:
     from breccia.kernels.triton.products.weights_matmul import kind_of, weights_matmul
 
-    x, w = given(p.pair)
-    scale, block = Product(p.dtype, w=w).scaled
-    kind = given(kind_of(w.element, w.sfmt, block))
+    x, weight = given(p.pair)
+    w = Product(p.dtype, w=weight).source
+    kind = given(kind_of(w.element, w.sfmt, w.block))
     tile = configs.weight_tile(_rows_of(p), w.shape[0], kind)
     rows = given(source_of(x))
-    return weights_matmul(rows, w.codes, scale, kind, w.element, block, p.dtype, w.global_scale, p.bias, tile=tile)
+    return weights_matmul(rows, w.codes, w.scale, kind, w.element, w.block, p.dtype, w.global_scale, p.bias, tile=tile)
 
 
 def takes_rows_by_weight(p: Product) -> bool:
