@@ -121,6 +121,14 @@ def test_batches_broadcast(recipe):
     check(a[0, 0], cast(b, recipe).mT)
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "mlx"])
+def test_none_is_no_dtype(framework):
+    pytest.importorskip("mlx.core" if framework == "mlx" else framework)
+    scaled = cast(np.ones((2, 32), np.float32), "mxfp8").to(framework)
+    with pytest.raises(TypeError, match="dtype must be float32, float64, float16 or bfloat16, got None"):
+        dequantize(scaled, None)
+
+
 @pytest.mark.parametrize(
     "dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16], ids=lambda t: np.dtype(t).name
 )
