@@ -28,7 +28,6 @@ from breccia.bridges.fp8 import FP8_DTYPES, fp8_recipe
 from breccia.bridges.integers import order_of_columns
 from breccia.bridges.parts import Found
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
-from breccia.formats import finfo
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects.compressed_tensors import target
@@ -381,21 +380,15 @@ def _format(recipe: ScalingRecipe, inputs: Mapping[str, Any] | None) -> str:
 
 
 def _weights(recipe: ScalingRecipe) -> dict[str, Any]:
-    rows, columns = recipe.layout.block
-    strategy = "block" if rows > 1 else "group" if columns else "channel" if rows else "tensor"
-    number: dict[str, Any] = {
-        "num_bits": finfo(recipe.element).bits,
-        "type": "int" if "int" in recipe.element else "float",
-    }
-    said: dict[str, Any] = {
-        "dynamic": False,
-        "symmetric": getattr(recipe, "symmetric", True),
-        "observer": "minmax",
-        **number,
-    }
-    said["strategy"] = "tensor_group" if isinstance(recipe, recipes.NVFP4BlockScaling) else strategy
-    sizes: dict[str, dict[str, Any]] = {"block": {"block_structure": [rows, columns]}, "group": {"group_size": columns}}
-    return said | sizes.get(strategy, {}) | _SCALES.get(recipes.scale_format(recipe) or "", {})
+    rows, size = getattr(recipe, "block_m", 1), getattr(recipe, "block_size", None)
+    by_row = getattr(recipe, "granularity", recipe.name) in ("row", "int8")
+    strategy = "block" if rows > 1 else "group" if size else "channel" if by_row else "tensor"
+    number = {"num_bits": recipe._traits[0], "type": "int" if recipe.name.startswith("int") else "float"}  # type: ignore[attr-defined]
+    said = {"dynamic": False, "symmetric": getattr(recipe, "symmetric", True), "observer": "minmax", **number}
+    said["strategy"] = "tensor_group" if recipe.name == "nvfp4" else strategy
+    sizes: dict[str, dict[str, Any]] = {"block": {"block_structure": [rows, size]}, "group": {"group_size": size}}
+    scale = "float8_e4m3fn" if recipe.name == "nvfp4" else "float8_e8m0fnu" if recipe.name.startswith("mx") else ""
+    return said | sizes.get(strategy, {}) | _SCALES.get(scale, {})
 
 
 def _inputs(recipe: ScalingRecipe, scaled: bool, dynamic: Activations | None) -> dict[str, Any] | None:
