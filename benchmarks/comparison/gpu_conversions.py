@@ -13,7 +13,7 @@ from breccia.kernels import triton as kernels
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import cast_block, cast_nvfp4, cast_tensor
 from breccia.kernels.triton.conversions import dequant
-from breccia.kernels.triton.recipes import Plan
+from breccia.kernels.triton.recipes import Plan, Source
 from breccia.verbs.cast_options import CastOptions
 
 from comparison.gpu_timing import FP8, Fn, call_time, note, randn, replay_time
@@ -46,7 +46,7 @@ def casts() -> None:
         sfmt = "float" if rule == "divide" else "e8m0"
 
         def back() -> torch.Tensor:
-            return dequant.dequantize(dequant.Source(c, s, fmt, sfmt, (n, n), block, packed), torch.bfloat16)
+            return dequant.dequantize(Source(c, s, fmt, sfmt, (n, n), block, packed), torch.bfloat16)
 
         bandwidth("dequantize", name, back, size)
     scale = torch.empty((), device="cuda")
@@ -57,7 +57,7 @@ def casts() -> None:
     bandwidth("cast", "NVFP4, both passes (x counted twice)", lambda: cast_nvfp4.cast_nvfp4(x), size + x.nbytes)
 
     def back() -> torch.Tensor:
-        return dequant.dequantize(dequant.Source(c, s, "e2m1", "e4m3", (n, n), (1, 16), True, None, g), torch.bfloat16)
+        return dequant.dequantize(Source(c, s, "e2m1", "e4m3", (n, n), (1, 16), True, None, g), torch.bfloat16)
 
     bandwidth("dequantize", "NVFP4", back, size)
     bandwidth(

@@ -15,7 +15,7 @@ from breccia.kernels.triton.casts import cast_block
 from breccia.kernels.triton.conversions import dequant
 from breccia.kernels.triton.products import dense_matmul
 from breccia.kernels.triton.products import dispatch as products
-from breccia.kernels.triton.recipes import Plan
+from breccia.kernels.triton.recipes import Plan, Source
 from torch.nn import functional
 
 from comparison.gpu_timing import FP8, Fn, alternate, error, note, randn, replay_time
@@ -29,7 +29,7 @@ def block_operands(m: int, n: int, k: int) -> Any:
 
 
 def values(c: torch.Tensor, s: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    return dequant.dequantize(dequant.Source(c.view(torch.uint8), s, "e4m3", "float", tuple(c.shape), block)).double()
+    return dequant.dequantize(Source(c.view(torch.uint8), s, "e4m3", "float", tuple(c.shape), block)).double()
 
 
 def products_large(shapes: list[tuple[int, int, int]]) -> None:

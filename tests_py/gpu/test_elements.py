@@ -14,7 +14,7 @@ from breccia.kernels.triton.casts import cast_block, cast_tensor
 from breccia.kernels.triton.conversions import dequant
 from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS, Element
 from breccia.kernels.triton.products import gemm, gemv
-from breccia.kernels.triton.recipes import Plan
+from breccia.kernels.triton.recipes import Plan, Source
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -115,7 +115,7 @@ def test_blocks_of_a_new_row(
         sfmt = "e8m0"
     wanted = nearest(blocks / factor[..., None], values)
     np.testing.assert_array_equal(unpacked(codes, row).reshape(blocks.shape), wanted)
-    source = dequant.Source(codes, scale, row.name, sfmt, SHAPE, (1, 32), row.packed)
+    source = Source(codes, scale, row.name, sfmt, SHAPE, (1, 32), row.packed)
     made = dequant.dequantize(source)
     decoded = (values[wanted] * np.where(amax == 0, np.float32(1), factor)[..., None]).reshape(SHAPE)
     np.testing.assert_array_equal(np.asarray(made.cpu()), decoded)
@@ -158,7 +158,5 @@ def test_what_is_not_a_number_in_a_new_row(
     assert np.isnan(float(scale[0, 0])) != row.has_nan
     every = torch.arange(1 << row.bits, dtype=torch.uint8).reshape(1, -1).to(device)
     every = torch.cat([every] * (512 >> row.bits), 1)
-    made = dequant.dequantize(
-        dequant.Source(every, torch.ones((1, 1), device=device), row.name, "float", (1, 512), (0, 0))
-    )
+    made = dequant.dequantize(Source(every, torch.ones((1, 1), device=device), row.name, "float", (1, 512), (0, 0)))
     np.testing.assert_array_equal(np.asarray(made.cpu())[0], np.concatenate([values] * (512 >> row.bits)))

@@ -18,6 +18,7 @@ from breccia.kernels.triton.device import elements
 from breccia.kernels.triton.ops import source_of
 from breccia.kernels.triton.products import dispatch as products
 from breccia.kernels.triton.products import gemm, gemv, order_activations
+from breccia.kernels.triton.recipes import Source
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -193,7 +194,7 @@ def test_dequantize(recipe: Any, device: str) -> None:
         return None if t is None else t.to(device)
 
     form = (op.element, op.sfmt, op.shape, block, op.packed)
-    source = dequant.Source(move(op.codes), move(scale), *form, move(zero), move(op.global_scale))
+    source = Source(move(op.codes), move(scale), *form, move(zero), move(op.global_scale))
     values = dequant.dequantize(source)
     assert torch.equal(values.cpu(), breccia.dequantize(scaled))
 
@@ -217,7 +218,7 @@ def test_weight_only(recipe: Any, m: int, device: str) -> None:
 
     ref = x.double().cpu() @ breccia.dequantize(w).double().T
     form = (op.element, op.sfmt, op.shape, op.block, op.packed)
-    source = dequant.Source(move(op.codes), move(op.scale), *form, move(op.zero_point), move(op.global_scale))
+    source = Source(move(op.codes), move(op.scale), *form, move(op.zero_point), move(op.global_scale))
     y = gemm.gemm(x, source, torch.float32)
     close(y, ref, 2e-5 if op.zero_point is None else 1e-3)
     if m <= 4 and op.packed and op.zero_point is None and op.element != "uint4":
@@ -233,7 +234,7 @@ def test_gemv8(recipe: Any, device: str) -> None:
         pytest.skip("decoded first")
     x = torch.from_numpy(cases.normal((2, 512), 1)).to(torch.float16).to(device)
     scale, block = (op.scale.reshape(1, 1), (0, 0)) if op.scale.numel() == 1 else (op.scale, op.block)
-    source = dequant.Source(op.codes.to(device), scale.to(device), op.element, op.sfmt, op.shape, block)
+    source = Source(op.codes.to(device), scale.to(device), op.element, op.sfmt, op.shape, block)
     y = gemv.gemv8(x, source, torch.float32)
     close(y, x.double().cpu() @ breccia.dequantize(w).double().T, 2e-5)
 
@@ -246,11 +247,11 @@ def test_grouped_fp8(device: str) -> None:
     x = torch.from_numpy(cases.normal((21, k), 3)).to(device)
     xc, xs = cast_block.cast_block(x, recipes.Plan("block", "e4m3", block=(1, 128)))
     offsets = torch.tensor([0, 5, 5, 21], dtype=torch.int32, device=device)
-    experts_codes = dequant.Source(codes, scale, "e4m3", "float", (experts, n, k), (128, 128))
+    experts_codes = Source(codes, scale, "e4m3", "float", (experts, n, k), (128, 128))
     y = gemm.gemm(xc.view(torch.float8_e4m3fn), experts_codes, torch.float32, xs, offsets=offsets)
-    xd = dequant.dequantize(dequant.Source(xc, xs, "e4m3", "float", (21, k), (1, 128)))
+    xd = dequant.dequantize(Source(xc, xs, "e4m3", "float", (21, k), (1, 128)))
     for e, (a, b) in enumerate(((0, 5), (5, 5), (5, 21))):
-        wd = dequant.dequantize(dequant.Source(codes[e], scale[e], "e4m3", "float", (n, k), (128, 128)))
+        wd = dequant.dequantize(Source(codes[e], scale[e], "e4m3", "float", (n, k), (128, 128)))
         if b > a:
             close(y[a:b], xd[a:b].double() @ wd.double().T, 1e-3)
 

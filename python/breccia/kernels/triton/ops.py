@@ -23,10 +23,10 @@ from breccia.kernels.triton.casts.cast_both import cast_transpose_parts
 from breccia.kernels.triton.casts.cast_search import cast_search
 from breccia.kernels.triton.conversions import transpose as turning
 from breccia.kernels.triton.conversions.conversion import requantize as fused_requantize
-from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
+from breccia.kernels.triton.recipes import Source
 from breccia.kernels.triton.runtime import along_rows, empty_along_rows
 from breccia.kernels.triton.turn import contiguous_rows
 from breccia.recipes import _spec, scale_format

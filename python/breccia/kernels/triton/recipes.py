@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS
+from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS, Form, form_of
 from breccia.layouts import Layout
 from breccia.recipes import Choices, choices, global_divides, scale_format
 from breccia.value.form import axis_of
@@ -155,3 +155,33 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
         tuple(source.shape),
         transposed,
     )
+
+
+@dataclass(frozen=True)
+class Source:
+    """A matrix of codes, or a stack of them. `block` is (rows, columns) per scale, 0 for all of them."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    element: str
+    sfmt: str
+    shape: tuple[int, ...]
+    block: tuple[int, int]
+    packed: bool = False
+    zero_point: torch.Tensor | None = None
+    global_scale: torch.Tensor | None = None
+
+    def pointers(self) -> tuple[torch.Tensor, ...]:
+        return (
+            self.codes,
+            self.scale,
+            self.scale if self.zero_point is None else self.zero_point,
+            self.scale if self.global_scale is None else self.global_scale,
+        )
+
+    def strides(self) -> tuple[int, int, int]:
+        return self.codes.stride(0), self.scale.stride(0), self.scale.stride(1)
+
+    def form(self) -> Form:
+        """What a kernel is compiled for."""
+        return form_of(self.element, self.sfmt, self.block, self.packed, self.zero_point, self.global_scale)

@@ -16,7 +16,7 @@ import triton.language as tl
 from breccia.kernels.triton.casts.cast_block import block_scale, store_tile
 from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
 from breccia.kernels.triton.casts.cast_tensor import PARTIALS, finish_kernel
-from breccia.kernels.triton.conversions.dequant import Source, load_scale, load_values
+from breccia.kernels.triton.conversions.dequant import load_scale, load_values
 from breccia.kernels.triton.device.codecs import (
     absmax,
     as_float,
@@ -27,7 +27,7 @@ from breccia.kernels.triton.device.codecs import (
     round_int,
 )
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
-from breccia.kernels.triton.recipes import Plan
+from breccia.kernels.triton.recipes import Plan, Source
 from breccia.kernels.triton.runtime import empty_parts, launch
 
 

@@ -6,7 +6,7 @@ once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
@@ -14,8 +14,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton.device.codecs import decode_element, decode_scale
-from breccia.kernels.triton.device.elements import Form, form_of
 from breccia.kernels.triton.device.words import takes_packed
+from breccia.kernels.triton.recipes import Source
 from breccia.kernels.triton.runtime import launch, overlaps
 
 
@@ -119,36 +119,6 @@ def dequantize_kernel(
     cols = k0 + tl.arange(0, BK)
     to = out_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :]
     tl.store(to, canonical(v.to(out_ptr.dtype.element_ty)), mask=(rows < M)[:, None] & (cols < K)[None, :])
-
-
-@dataclass(frozen=True)
-class Source:
-    """A matrix of codes, or a stack of them. `block` is (rows, columns) per scale, 0 for all of them."""
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    element: str
-    sfmt: str
-    shape: tuple[int, ...]
-    block: tuple[int, int]
-    packed: bool = False
-    zero_point: torch.Tensor | None = None
-    global_scale: torch.Tensor | None = None
-
-    def pointers(self) -> tuple[torch.Tensor, ...]:
-        return (
-            self.codes,
-            self.scale,
-            self.scale if self.zero_point is None else self.zero_point,
-            self.scale if self.global_scale is None else self.global_scale,
-        )
-
-    def strides(self) -> tuple[int, int, int]:
-        return self.codes.stride(0), self.scale.stride(0), self.scale.stride(1)
-
-    def form(self) -> Form:
-        """What a kernel is compiled for."""
-        return form_of(self.element, self.sfmt, self.block, self.packed, self.zero_point, self.global_scale)
 
 
 def dequantize(source: Source, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -13,8 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.words import decode_asm
+from breccia.kernels.triton.recipes import Source
 from breccia.kernels.triton.runtime import launch
 
 WARPS, REPEATS = 4, 2  # warps of a program and words of four bytes per thread

@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.codecs import FP8, HW, as_hardware, decode_element, decode_scale
 from breccia.kernels.triton.device.elements import ELEMENTS
+from breccia.kernels.triton.recipes import Source
 from breccia.kernels.triton.runtime import launch
 
 

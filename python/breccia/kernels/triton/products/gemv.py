@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.codecs import HW, decode_element, decode_scale
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
+from breccia.kernels.triton.recipes import Source
 from breccia.kernels.triton.runtime import launch
 
 E2M1_ASM = tl.constexpr("""{

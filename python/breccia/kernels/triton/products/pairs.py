@@ -18,9 +18,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton import recipes
-from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.ops import dequantize_operand
+from breccia.kernels.triton.recipes import Source
 from breccia.kernels.triton.runtime import constant, launch, overlaps
 
 # By the block of a float scale (rows, elements of K), which `dense_matmul` takes.

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from breccia.kernels.triton import recipes
-from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.products import configs
+from breccia.kernels.triton.recipes import Source
 from breccia.scaled_tensor import ScaledTensor
 
 HOPPER, BLACKWELL = 9, 10  # the major numbers of their compute capabilities; those after the latter have its units

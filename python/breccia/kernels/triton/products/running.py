@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 
 from breccia.kernels.triton import recipes
-from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.ops import dequantize, dequantize_operand, source_of
 from breccia.kernels.triton.products import configs, gemm, pairs
 from breccia.kernels.triton.products.product import Fp8, Product
+from breccia.kernels.triton.recipes import Source
 from breccia.scaled_tensor import ScaledTensor
 
 T = TypeVar("T")

@@ -8,12 +8,12 @@ import triton
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from breccia.kernels.triton.conversions.dequant import Source
 from breccia.kernels.triton.device.elements import form_of
 from breccia.kernels.triton.products.configs import FOUR_BITS, WeightTile, weight_tile
 from breccia.kernels.triton.products.dense_matmul import sm_count
 from breccia.kernels.triton.products.hopper_weights import weights_kernel
 from breccia.kernels.triton.products.order_activations import order_kernel
+from breccia.kernels.triton.recipes import Source
 from breccia.kernels.triton.runtime import launch, one_byte_scales
 from breccia.kernels.triton.turn import contiguous_rows
 
