@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import breccia
 from breccia.cli.arguments import count
 from breccia.cli.printing import Shown
+from breccia.comparison import Comparison, compare
 from breccia.recipes import ScalingRecipe
 
 __all__ = ["RECIPES", "add_arguments", "run"]
@@ -80,47 +81,39 @@ def run(args: argparse.Namespace) -> Shown:
 def _measure(name: str, recipe: ScalingRecipe, weights: list[tuple[str, Matrix]]) -> dict[str, Any]:
     """Totals of one recipe over all weights its blocks divide."""
     bytes_kept = bytes_full = 0
-    dot = norm_w = norm_d = error = largest = 0.0
-    seconds = dict.fromkeys(("cast", "dequantize", "matmul", "numpy"), 0.0)
-    worst = 0.0
-    used = 0
+    seconds = dict.fromkeys(("cast", "dequantize", "matmul", "numpy_matmul"), 0.0)
+    worst, compared = 0.0, list[Comparison]()
     random = np.random.default_rng(0)
     for _, w in weights:
         try:
             scaled, t = _time(lambda w=w: breccia.cast(w, recipe))  # type: ignore[misc]
         except ValueError:
             continue  # the row is not a whole number of blocks
-        used += 1
         seconds["cast"] += t
         d, t = _time(lambda s=scaled: breccia.dequantize(s))  # type: ignore[misc]
         seconds["dequantize"] += t
         x = random.standard_normal((_ROWS, w.shape[1]), dtype=np.float32)
         y, t = _time(lambda x=x, s=scaled: breccia.linear(x, s))  # type: ignore[misc]
         seconds["matmul"] += t
-        seconds["numpy"] += _time(lambda x=x, w=w: x @ w.T)[1]  # type: ignore[misc]
+        seconds["numpy_matmul"] += _time(lambda x=x, w=w: x @ w.T)[1]  # type: ignore[misc]
         exact = x.astype(np.float64) @ d.T.astype(np.float64)
         bound = (w.shape[1] / 256 + 24) * 2.0**-24 * (np.abs(x).astype(np.float64) @ np.abs(d.T).astype(np.float64))
         worst = max(worst, float((np.abs(y - exact) / np.maximum(bound, 1e-300)).max()))
-        w64, d64 = w.astype(np.float64).ravel(), d.astype(np.float64).ravel()
-        dot += float(w64 @ d64)
-        norm_w += float(w64 @ w64)
-        norm_d += float(d64 @ d64)
-        error += float(np.square(w64 - d64).sum())
-        largest = max(largest, float(np.abs(w64 - d64).max()))
+        compared.append(compare(w, d))
         bytes_kept += scaled.nbytes
         bytes_full += 4 * w.size
+    signal, other, dot, noise = (
+        sum(getattr(one, of) for one in compared) for of in ("signal", "other", "dot", "noise")
+    )
     return {
         "recipe": name,
-        "tensors": used,
+        "tensors": len(compared),
         "bytes": bytes_kept,
         "ratio": bytes_kept / max(bytes_full, 1),
-        "cosine": dot / max(np.sqrt(norm_w * norm_d), 1e-300),
-        "sqnr_db": 10 * float(np.log10(norm_w / error)) if error else float("inf"),
-        "max_error": largest,
-        "cast_ms": 1e3 * seconds["cast"],
-        "dequantize_ms": 1e3 * seconds["dequantize"],
-        "matmul_ms": 1e3 * seconds["matmul"],
-        "numpy_matmul_ms": 1e3 * seconds["numpy"],
+        "cosine": dot / max(np.sqrt(signal * other), 1e-300),
+        "sqnr_db": 10 * float(np.log10(signal / noise)) if noise else float("inf"),
+        "max_error": max((one.max_error for one in compared), default=0.0),
+        **{f"{what}_ms": 1e3 * spent for what, spent in seconds.items()},
         "matmul_error_over_bound": worst,
         "matmul_ok": worst <= 1,
     }

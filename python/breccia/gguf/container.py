@@ -20,6 +20,7 @@ from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.input_file import InputFile, JoinedFiles
 from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.files.safetensors_file import TensorFile
 from breccia.checkpoint.files.safetensors_header import Entry, emptied
 from breccia.gguf.models import model_of
 from breccia.gguf.types import Fields, whole
@@ -127,7 +128,7 @@ def _bounded(cursor: _Cursor, count: int) -> int:
     return int(count)
 
 
-class GgufFile:
+class GgufFile(TensorFile):
     """Entries of a GGUF file, or of all files of one that was cut, their raw bytes and the metadata, in ``fields`` as
     (type, value).
 
@@ -268,25 +269,6 @@ class GgufFile:
             origin = STORED if order is None else Origin(row_order=order)
             result.append(replace(one, name=outside, origin=origin))
         return result
-
-    def span(self, name: str, start: int, stop: int, mapped: bool = True) -> np.ndarray[Any, Any]:
-        """Some of a tensor's bytes, flat."""
-        begin = self.entries[name].start
-        return (self.file.view if mapped else self.file.array)(begin + start, begin + stop)
-
-    def raw(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor's bytes, flat."""
-        entry = self.entries[name]
-        return self.file.view(entry.start, entry.stop)
-
-    def release(self, name: str) -> None:
-        """Tell the system that a tensor's pages are not needed any more."""
-        entry = self.entries[name]
-        self.file.release(entry.start, entry.stop)
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self.file.close()
 
 
 class GgufWriter(PlannedWriter):

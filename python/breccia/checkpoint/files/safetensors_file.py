@@ -13,6 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from breccia.checkpoint.files.safetensors_header import MAX_HEADER, Entry, parse
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.inputs import refuse_mask
 
-__all__ = ["Entry", "SafetensorsFile", "SafetensorsWriter", "parse_header", "save_arrays"]
+__all__ = ["Entry", "SafetensorsFile", "SafetensorsWriter", "TensorFile", "parse_header", "save_arrays"]
 
 _ALIGN = 8
 
@@ -37,7 +38,79 @@ def _other_format(start: bytes) -> str:
     return ""
 
 
-class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
+class TensorFile:
+    """An open file of named tensors.
+
+    Attributes:
+        path: of the file.
+        file: its bytes.
+        entries: what its header says of each tensor.
+    """
+
+    path: Path
+    file: InputFile
+    entries: dict[str, Entry]
+
+    def entry(self, name: str) -> Entry:
+        """What the header says of a tensor.
+
+        Args:
+            name: of the tensor.
+
+        Returns:
+            Its dtype, shape and place.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        try:
+            return self.entries[name]
+        except KeyError:
+            raise KeyError(f"{self.path} has no tensor {name!r}") from None
+
+    def raw(self, name: str) -> np.ndarray[Any, Any]:
+        """A tensor's bytes, flat: a view of the mapped file.
+
+        Args:
+            name: of the tensor.
+
+        Returns:
+            uint8.
+        """
+        entry = self.entry(name)
+        return self.file.view(entry.start, entry.stop)
+
+    def span(self, name: str, start: int, stop: int, mapped: bool = True) -> np.ndarray[Any, Any]:
+        """Some of a tensor's bytes.
+
+        Args:
+            name: of the tensor.
+            start: the first byte, from the tensor's own.
+            stop: the byte after the last.
+            mapped: whether the result may view the mapped file.
+
+        Returns:
+            uint8, flat.
+        """
+        begin = self.entry(name).start
+        return (self.file.view if mapped else self.file.array)(begin + start, begin + stop)
+
+    def release(self, name: str) -> None:
+        """Tell the system that a tensor's pages are not needed any more, so that reading a checkpoint
+        from end to end keeps the memory of one tensor.
+
+        Args:
+            name: of the tensor.
+        """
+        entry = self.entry(name)
+        self.file.release(entry.start, entry.stop)
+
+    def close(self) -> None:
+        """Let go of the file; a mapping stays until the last array that views it is gone."""
+        self.file.close()
+
+
+class SafetensorsFile(TensorFile, Mapping[str, "np.ndarray[Any, Any]"]):
     """A mapping from names to read-only arrays that view the mapped file.
 
     Args:
@@ -89,39 +162,6 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Let go of the file; a mapping stays until the last array that views it is gone."""
-        self.file.close()
-
-    def entry(self, name: str) -> Entry:
-        """What the header says of a tensor.
-
-        Args:
-            name: of the tensor.
-
-        Returns:
-            Its dtype, shape and place.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
-        try:
-            return self.entries[name]
-        except KeyError:
-            raise KeyError(f"{self.path} has no tensor {name!r}") from None
-
-    def raw(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor's bytes, flat: a view of the mapped file.
-
-        Args:
-            name: of the tensor.
-
-        Returns:
-            uint8.
-        """
-        entry = self.entry(name)
-        return self.file.view(entry.start, entry.stop)
-
     @property
     def left_out(self) -> frozenset[str]:
         """Names of tensors that a conversion to the file had no place for: there are none."""
@@ -130,31 +170,6 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
     def described(self) -> list[Any]:
         """Logical tensors that the file itself tells of: none, bridges look for them."""
         return []
-
-    def span(self, name: str, start: int, stop: int, mapped: bool = True) -> np.ndarray[Any, Any]:
-        """Some of a tensor's bytes.
-
-        Args:
-            name: of the tensor.
-            start: the first byte, from the tensor's own.
-            stop: the byte after the last.
-            mapped: whether the result may view the mapped file.
-
-        Returns:
-            uint8, flat.
-        """
-        begin = self.entry(name).start
-        return (self.file.view if mapped else self.file.array)(begin + start, begin + stop)
-
-    def release(self, name: str) -> None:
-        """Tell the system that a tensor's pages are not needed any more, so that reading a checkpoint
-        from end to end keeps the memory of one tensor.
-
-        Args:
-            name: of the tensor.
-        """
-        entry = self.entry(name)
-        self.file.release(entry.start, entry.stop)
 
     def load(self, name: str, framework: str = "numpy") -> Any:
         """A tensor as an array of a framework.

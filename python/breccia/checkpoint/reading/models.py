@@ -49,6 +49,7 @@ _TIED = (
     (r"rwkv\.embeddings", "head"),
     (r"transformer\.word_embedding", "lm_loss"),
 )
+_EMBEDS = re.compile(r"embed|wte|shared|transformer\.w\.")  # in every name that one of them matches
 _TIED_PATTERNS = [(re.compile(rf"{place}\.weight"), heads.split()) for place, heads in _TIED]
 
 
@@ -61,7 +62,7 @@ def tied(names: Iterable[str]) -> dict[str, str]:
     """Those layers, and the name of the weight that each shares."""
     there = set(names)
     shared: dict[str, str] = {}
-    for name in there:
+    for name in filter(_EMBEDS.search, there):
         for pattern, heads in _TIED_PATTERNS:
             if (match := pattern.fullmatch(name)) is None:
                 continue

@@ -265,7 +265,8 @@ class _Parts(Job):
         self.read = self._read()
         costs = [read + choice.nbytes for read, (_, choice) in zip(self.read, self.flat, strict=True)]
         self.shares = shares(costs, parts)
-        self.identity = digest(self._identity())
+        self._depends_on = self._identity()
+        self.identity = digest(self._depends_on)
 
     def _read(self) -> list[int]:
         """What several tensors are read from counts for each of them in part."""
@@ -318,7 +319,7 @@ class _Parts(Job):
         }
 
     def _make_part(self, part: int, files: Files) -> None:
-        work = Work(self._place(part), self._identity(), directory=True)
+        work = Work(self._place(part), self._depends_on, directory=True)
         with work.kept_when_interrupted():
             if not work.finished:
                 work.check_space(sum(choice.nbytes for _, choices in files for choice in choices))
