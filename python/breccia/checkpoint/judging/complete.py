@@ -26,7 +26,7 @@ from breccia.checkpoint.judging.plot import scales_of
 from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.checkpoint.reports import CompleteReport
-from breccia.checkpoint.workers import runs
+from breccia.checkpoint.writing.losses import counted
 from breccia.checkpoint.writing.manifest import NAME, Written
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import traps
@@ -162,10 +162,7 @@ def _unwritten(found: Found, flat: Any) -> bool:
 
 
 def _of_values(array: Any) -> list[str]:
-    flat, bad = array.reshape(-1), 0
-    for some in runs(flat.size, 1 << 22):
-        piece = values(flat[some]).astype(np.float64)
-        bad += int(np.count_nonzero(~np.isfinite(piece)))
+    bad = counted(array)
     return [f"{bad} elements are not finite"] if bad else []
 
 
