@@ -122,8 +122,16 @@ def test_low_rank_branches_of_modelopt_are_added(at: str, factor: bool, tmp_path
     one = Checkpoint(source)
     found = next(found for found in one.found if found.name == f"{start}weight")
     wanted = (breccia.dequantize(one.load(found)) + up @ down) * (p if factor else np.float32(1))
-    for to in ("fp32", "modelopt", "compressed-tensors:fp8"):
-        report = convert(source, tmp_path / to, to, strict=True)
+    for name, place in (("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")):
+        said = json.loads((source / name).read_text())
+        said[place] |= {"quant_algo": "NVFP4_SVD", "lora_rank": 8}
+        (source / name).write_text(json.dumps(said))
+    convert(source, tmp_path / "again", "modelopt", strict=True)
+    again = Checkpoint(tmp_path / "again")
+    assert {n: again.array(n).tobytes() for n in again.entries} == {n: one.array(n).tobytes() for n in one.entries}
+    assert breccia.load_scheme(tmp_path / "again") == breccia.load_scheme(source)
+    for to in ("fp32", "modelopt:nvfp4", "compressed-tensors:fp8"):
+        report = convert(source, tmp_path / to, to, strict=to == "fp32")  # others have other inputs
         out = Checkpoint(tmp_path / to)
         made = next(found for found in out.found if found.name == f"{start}weight")
         got = values(out.load(out.folded(made)))

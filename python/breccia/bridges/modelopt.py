@@ -253,6 +253,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     findings: list[str] = []
     form: tuple[str, tuple[int, ...], ScalingRecipe, Layout, str]
     fp8 = FP8_DTYPES.get(weight.dtype, "")
+    parts |= zip(("down", "up"), low_rank_of(prefix, entries), strict=False)
     if prefix + "pre_quant_scale" in entries:
         findings.append("pre_quant_scale multiplies the layer's input: it stays a tensor of its own")
     if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
@@ -287,6 +288,13 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     return Found(weight.name, NAME, kind, parts, shape, recipe, layout, dtype, "", level, "", details, findings=said)
 
 
+def low_rank_of(module: str, entries: Mapping[str, Any]) -> tuple[str, ...]:
+    """The matrices of the branch beside a weight, (rank, columns) and (rows, rank); none where there is none.
+    ``module`` ends with a dot."""
+    pairs = [tuple(f"{module}{at}svdquant_lora_{one}" for one in "ab") for at in ("", "weight_quantizer.")]
+    return next((pair for pair in pairs if all(name in entries for name in pair)), ())
+
+
 def refine(found: Found, array: Callable[[str], Array]) -> Found:
     """Experts in one tensor whose halves of rows have second scales of their own, which no recipe says."""
     if len(found.shape) != 3 or found.kind != "nvfp4":
@@ -298,7 +306,7 @@ def refine(found: Found, array: Callable[[str], Array]) -> Found:
 
 def _keeps(found: Found) -> bool:
     split = len(found.shape) == 3 and found.recipe is None  # second scales of halves
-    return split or (found.kind == "int4" and "weight_scale_2" in found.parts)
+    return split or "down" in found.parts or (found.kind == "int4" and "weight_scale_2" in found.parts)
 
 
 def _read(parts: Mapping[str, Array], found: Found) -> ScaledTensor | Array:
@@ -379,7 +387,7 @@ def _of_kept(module: str, said: Mapping[str, Any]) -> dict[str, Any]:
     """What the source says of a module whose tensors stay as they are."""
     layers = said.get("quantized_layers")
     own = layers.get(module, said) if isinstance(layers, dict) else said
-    keys = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale")
+    keys = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale", "lora_rank")
     return {key: own[key] for key in keys if own.get(key) is not None}
 
 

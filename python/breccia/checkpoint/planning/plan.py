@@ -273,7 +273,8 @@ class Planner:
             self.notes.append(self._rotations.note())
         branches = self._quantized and any(n.endswith(".svdquant_lora_a") for n in self.checkpoint.entries)
         if (self._folds and self._factors) or branches:
-            found = [self.checkpoint.folded(one, self._folds) for one in found]
+            stays = [bool(self._as_stored(one, self.target.of(one))) for one in found]
+            found = [f if s else self.checkpoint.folded(f, self._folds) for f, s in zip(found, stays, strict=True)]
             self._note_folded(found)
         if self.target.smooth:
             made, said = smoothings(self.checkpoint, found, self.target, lambda one: self._choose(one, self.target))
@@ -341,8 +342,6 @@ class Planner:
         if name in self._without or (self._marks and self._marks.fullmatch(name)):
             return True
         weight = name.rpartition(".")[0] + ".weight"
-        if ".svdquant_lora_" in name and weight.replace(".weight_quantizer.", ".") in self._quantized:
-            return True
         if name.endswith(".pre_quant_scale") and self._folds:
             if weight not in self._quantized:
                 raise ValueError(

@@ -29,7 +29,6 @@ __all__ = [
     "check_all_is_read",
     "fates",
     "keys_of",
-    "low_rank_of",
     "scales_beside",
     "unread_modules",
 ]
@@ -58,13 +57,6 @@ _PARTS = re.compile(
 # A tensor that is no part of a quantized weight and named like one.
 STRAYS = re.compile(f"{_PARTS.pattern}|{OF_LAYERS.pattern}")
 STRAY = "it says something of a quantized weight, and its weight is not quantized: nobody reads it here"
-
-
-def low_rank_of(module: str, entries: Mapping[str, Entry]) -> tuple[str, ...]:
-    """The matrices of ModelOpt's branch beside a weight, (rank, columns) and (rows, rank); none where there is none.
-    ``module`` ends with a dot."""
-    pairs = [tuple(f"{module}{at}svdquant_lora_{one}" for one in "ab") for at in ("", "weight_quantizer.")]
-    return next((pair for pair in pairs if all(name in entries for name in pair)), ())
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,6 @@ def beside_weights(found: Iterable[Found], entries: Mapping[str, Entry], taken: 
     fused = {name for name in modules if f"{name}.weight" not in entries}
     troubles: dict[str, str] = {}
     left = entries.keys() - taken
-    left -= {name for module in modules for name in low_rank_of(f"{module}.", entries)}
     for name in left if modules else ():
         module, _, role = name.rpartition(".")
         known = (module in modules and role in _KNOWN) or OF_LAYERS.fullmatch(name) or OF_CACHE.fullmatch(name)

@@ -20,6 +20,7 @@ from breccia.bridges import outside
 from breccia.bridges.common import float32
 from breccia.bridges.file_kinds import SAFETENSORS, Container, WeightFile
 from breccia.bridges.fp8 import fp8_values
+from breccia.bridges.modelopt import low_rank_of
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Cut, Found, Origin
 from breccia.checkpoint.arguments import path_of
@@ -28,7 +29,7 @@ from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.files.sums import Sums
-from breccia.checkpoint.reading.account import low_rank_of, unread_modules
+from breccia.checkpoint.reading.account import unread_modules
 from breccia.checkpoint.reading.experts import stack
 from breccia.checkpoint.reading.finding import Finder, check_shape, stored_bytes
 from breccia.checkpoint.reading.folder import Folder
