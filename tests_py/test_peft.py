@@ -490,3 +490,21 @@ def test_a_real_model_learns_as_its_values_do(recipe, smollm2_folder, tmp_path):
 
 def test_every_recipe_of_the_package_is_here():
     assert {type(recipe) for recipe in WEIGHTS.values()} == set(recipes.all_recipes())
+
+
+@pytest.mark.parametrize("recipe", WEIGHTS.values(), ids=WEIGHTS.keys())
+def test_all_linear_layers_are_those_of_codes_too(recipe):
+    config = peft.LoraConfig(target_modules="all-linear", r=4)
+    model = peft.get_peft_model(base(recipe), config)
+    model.add_adapter("other", peft.LoraConfig(target_modules="all-linear", r=4))
+    for adapter in ("default", "other"):
+        names = {name.split(".")[-4] for name, _ in model.named_parameters() if f".lora_A.{adapter}." in name}
+        assert names == {"first", "second", "head"}
+
+
+def test_all_linear_layers_leave_out_a_head_of_codes():
+    model = breccia.quantize_(llama(), "mxfp8")
+    assert isinstance(model.lm_head, QuantizedLinear)
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", r=4))
+    names = {name.split(".")[-4] for name, _ in model.named_parameters() if ".lora_A." in name}
+    assert names == {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}

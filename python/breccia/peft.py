@@ -29,6 +29,7 @@ require_version("peft", "peft")
 import torch  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from peft import prepare_model_for_kbit_training as _prepare  # noqa: E402
+from peft.tuners import tuners_utils  # noqa: E402
 from peft.tuners.lora import model as lora_model  # noqa: E402
 from peft.tuners.lora.dora import DoraLinearLayer  # noqa: E402
 from peft.tuners.lora.layer import Linear  # noqa: E402
@@ -373,10 +374,10 @@ def register(config: LoraConfig) -> LoraConfig:
     return config
 
 
-def _around(owner: Any, name: str) -> Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]:
+def _around(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Puts a function around one of PEFT's, once in a process, where this version of PEFT has that."""
 
-    def put(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def put(call: Callable[..., Any]) -> Callable[..., Any]:
         made = getattr(owner, name, None)
         if made is None or getattr(made, "_knows_codes", False):
             return call
@@ -417,3 +418,18 @@ def _find_device_by_codes(made: Any, model: Any) -> Any:
         if layer is not None:
             return {"": layer.weight.device}
     return made(model)
+
+
+@_around(tuners_utils, "_maybe_include_all_linear_layers")
+def _find_codes(made: Any, config: Any, model: Any) -> Any:
+    """``target_modules="all-linear"`` is layers of codes, too, but for the head, as PEFT leaves that out."""
+    asked = getattr(config, "target_modules", None)
+    config = made(config, model)
+    if isinstance(config, LoraConfig) and isinstance(asked, str) and isinstance(config.target_modules, set):
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        config.target_modules |= {
+            name.removesuffix(".base_layer")  # of a layer that has an adapter
+            for name, module in model.named_modules()
+            if isinstance(module, QuantizedLinear) and module._ndim == 2 and module is not head
+        }
+    return config
