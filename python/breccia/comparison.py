@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from breccia import _core
 from breccia.formats import decode, finfo
 from breccia.scaled_tensor import ScaledTensor, check_kernels, ready
-from breccia.value.inputs import refuse_mask
+from breccia.value.inputs import FLOATS, refuse_mask
 
 __all__ = ["CodeCounts", "Comparison", "Magnitudes", "compare", "count_codes", "error_magnitudes", "kept", "magnitudes"]
-
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ def _operand(x: Any, argument: str) -> Any:
         x = x.float() if "bfloat16" in str(x.dtype) else x
     array = np.asarray(x)
     name = array.dtype.name
-    if name not in (*_FLOATS, "uint16"):
+    if name not in (*FLOATS, "uint16"):
         if not name.startswith(("float", "int", "uint", "bool")):
             raise TypeError(f"{argument} must be a ScaledTensor or an array of real numbers, got dtype {array.dtype}")
         array = array.astype(np.float64 if array.dtype.itemsize > 2 else np.float32)

@@ -17,6 +17,7 @@ from breccia.recipe_names import resolve
 from breccia.value import equality, foreign, pickling, slicing
 from breccia.value.checked import check_arrays, make_core
 from breccia.value.form import PARTS, Form, logical_shape, packing_for, parts_there
+from breccia.value.inputs import FLOATS
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeVar  # of what is left open, type checkers know nothing
@@ -468,7 +469,7 @@ def check_kernels(scaled: Any) -> None:
 def _is_dtype(target: Any) -> bool:
     """Whether a target is a dtype, which a device is not: torch's, NumPy's, or a name of one of floats."""
     if isinstance(target, str):
-        return target in ("float32", "float64", "float16", "bfloat16")
+        return target in FLOATS
     return type(target).__name__ == "dtype" or (isinstance(target, type) and issubclass(target, np.generic))
 
 

@@ -41,10 +41,10 @@ from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 from breccia.value import sixes
 from breccia.value.form import Form
+from breccia.value.inputs import FLOATS as FLOAT_NAMES
 from breccia.value.inputs import refuse_mask
 
 NAME = "breccia"
-_ORIGINALS = ("float32", "float64", "float16", "bfloat16")
 _GRID = {"fp8_format", "fp6_format", "block_k", "group_size", "signed", "symmetric"}  # in files of every version
 ROLES = ("data", "scale", "zero_point", "global_scale")
 
@@ -169,8 +169,8 @@ def _parsed(text: str) -> tuple[ScalingRecipe, Layout, tuple[int, ...] | None, s
     if shape is not None and not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
         raise ValueError(f"shape must be a list of numbers, got {shape!r}")
     original = config.get("original_dtype", "float32")
-    if original not in _ORIGINALS:
-        raise ValueError(f"original_dtype must be one of {', '.join(_ORIGINALS)}, got {shown(original)}")
+    if original not in FLOAT_NAMES:
+        raise ValueError(f"original_dtype must be one of {', '.join(FLOAT_NAMES)}, got {shown(original)}")
     return recipe, layout, None if shape is None else tuple(shape), original
 
 

@@ -6,17 +6,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from breccia import frameworks
+from breccia.value.inputs import FLOATS
 
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
-
-_DTYPES = ("float32", "float64", "float16", "bfloat16")  # that the verbs make
 
 
 def to_numpy(scaled: ScaledTensor, dtype: Any) -> Any:
     """The values as a NumPy array, float32 where ``dtype`` is None, wherever the tensor lies."""
     host = (scaled.to("cpu") if str(scaled.device).startswith("cuda") else scaled).to("numpy")
-    known = dtype is None or getattr(dtype, "name", dtype) in _DTYPES
+    known = dtype is None or getattr(dtype, "name", dtype) in FLOATS
     made = host.dequantize("float32" if dtype is None or not known else dtype)
     return made if known else made.astype(dtype)
 
