@@ -31,12 +31,12 @@ def digest():
                 for part in (made.data, made.scale, made.zero_point, made.global_scale):
                     add(part)
             add(breccia.dequantize(scaled))
-            add(breccia.dequantize(scaled, dtype="bfloat16"))
-            add(breccia.dequantize(scaled.T, dtype="float16"))
+            add(breccia.dequantize(scaled, out_dtype="bfloat16"))
+            add(breccia.dequantize(scaled.T, out_dtype="float16"))
     for recipe in cases.RECIPES.values():
         for scaled in states(recipe):
             for dtype in ("float32", "float16"):
-                values = breccia.dequantize(scaled, dtype=dtype)
+                values = breccia.dequantize(scaled, out_dtype=dtype)
                 add(np.where(np.isnan(values), np.asarray(np.nan, values.dtype), values))  # one NaN for all
     return sha.hexdigest()
 

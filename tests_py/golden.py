@@ -63,7 +63,7 @@ def digest(recipe, kind):
     for part in (scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale):
         add(part)
     for dtype in ("float32", "float16"):
-        values = breccia.dequantize(scaled, dtype=dtype)
+        values = breccia.dequantize(scaled, out_dtype=dtype)
         add(np.where(np.isnan(values), np.asarray(np.nan, values.dtype), values))  # which NaN is the processor's choice
     return sha.hexdigest()
 

@@ -39,7 +39,7 @@ MESSAGES = {
     "dtype": (
         TypeError,
         lambda: breccia.dequantize(Q, "int8"),
-        "dtype must be float32, float64, float16 or bfloat16, got 'int8'",
+        "out_dtype must be float32, float64, float16 or bfloat16, got 'int8'",
     ),
     "w": (TypeError, lambda: breccia.linear(X, None), "w must be a ScaledTensor or an array, got NoneType"),
     "seed": (
@@ -167,7 +167,7 @@ MESSAGES = {
     "unknown to": (
         ValueError,
         lambda: checkpoint.convert("none", "never", "zzz"),
-        f"--to must be a recipe or a format, got 'zzz': known are bf16, fp16, fp32, {SOME_NAMES} and "
+        f"to must be a recipe or a format, got 'zzz': known are bf16, fp16, fp32, {SOME_NAMES} and "
         f"{len(checkpoint.target_names()) - 16} more ('breccia convert --to list' has all)",
     ),
     "include": (

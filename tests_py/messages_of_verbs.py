@@ -203,13 +203,13 @@ for given in (None, X, "x", 1.0):
         f"requantize of {type(given).__name__}": (TypeError, lambda of=given: breccia.requantize(of, CURRENT), told),
     }
 for dtype in ("int32", "int8", "complex64", "float8_e4m3fn", "nonsense", "", 5, object):
-    told = f"dtype must be {FLOATS}, got {dtype!r}"
+    told = f"out_dtype must be {FLOATS}, got {dtype!r}"
     MESSAGES |= {
-        f"dtype {dtype!r}": (TypeError, lambda dtype=dtype: breccia.dequantize(SHAPED, dtype=dtype), told),
+        f"dtype {dtype!r}": (TypeError, lambda dtype=dtype: breccia.dequantize(SHAPED, out_dtype=dtype), told),
         f"out_dtype {dtype!r}": (
             TypeError,
             lambda dtype=dtype: breccia.matmul(SQUARE, f32(2, 2), out_dtype=dtype),
-            f"out_{told}",
+            told,
         ),
     }
 READ_ONLY = f32(4, 128)

@@ -91,7 +91,7 @@ def test_input_is_not_changed(scaled):
 def test_dequantize_rounds_once_from_float32(scaled, dtype):
     expected = dequantize(scaled).astype(dtype)
     for spelling in (dtype, np.dtype(dtype), np.dtype(dtype).name):
-        oracles.assert_same_bits(dequantize(scaled, dtype=spelling), expected)
+        oracles.assert_same_bits(dequantize(scaled, out_dtype=spelling), expected)
 
 
 def test_out(scaled):

@@ -186,9 +186,9 @@ def test_the_type_of_a_file_is_that_of_its_matrices(key: str, wide: Path, tmp_pa
 def test_options_of_recipes_are_refused(tmp_path: Path) -> None:
     save_arrays({"a.weight": weight(64, 256)}, tmp_path / "a.safetensors")
     for to, options, message in (
-        ("gguf:q4_k:mse", {}, "the option after '--to gguf:q4_k:' must be left out, got 'mse'"),
-        ("gguf:q4_k", {"group_size": 64}, "--group-size must be left out: gguf:q4_k has no group_size"),
-        ("gguf:f16", {"scale_search": "mse"}, "--scale-search must be left out: gguf:f16 has no scale_search"),
+        ("gguf:q4_k:mse", {}, "the option after 'gguf:q4_k:' must be left out, got 'mse'"),
+        ("gguf:q4_k", {"group_size": 64}, "group_size must be left out: gguf:q4_k has no group_size"),
+        ("gguf:f16", {"scale_search": "mse"}, "scale_search must be left out: gguf:f16 has no scale_search"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             convert(tmp_path / "a.safetensors", tmp_path / "a.gguf", to, **options)

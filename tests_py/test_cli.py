@@ -512,9 +512,9 @@ def test_embeddings_that_no_program_loads_are_not_advised(
 def test_not_into_its_own_source(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run("convert", model.parent, model.parent / "q", "--to", "nvfp4", capsys=capsys)
     assert code == 2
-    assert "destination must not be inside of the source" in err
+    assert "OUT must not be inside of the source" in err
     code, _, err = run("convert", model, model, "--to", "nvfp4", capsys=capsys)
-    assert (code, err) == (2, f"breccia convert: destination must not replace the source {model}, got {model}\n")
+    assert (code, err) == (2, f"breccia convert: OUT must not replace the source {model}, got {model}\n")
 
 
 def test_force_replaces_an_output(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -523,7 +523,7 @@ def test_force_replaces_an_output(model: Path, tmp_path: Path, capsys: pytest.Ca
     before = out.read_bytes()
     code, _, err = run("convert", model, out, "--to", "bf16", capsys=capsys)
     assert (code, out.read_bytes()) == (2, before)
-    assert err == f"breccia convert: destination must not be there, {out} is: --force replaces it\n"
+    assert err == f"breccia convert: OUT must not be there, {out} is: --force replaces it\n"
     code, _, err = run("convert", model, out, "--to", "no-such-format", "--force", capsys=capsys)
     assert (code, out.read_bytes()) == (2, before)
     code, _, _ = run("convert", model, out, "--to", "bf16", "--force", capsys=capsys)
@@ -654,3 +654,63 @@ def test_streams_that_are_none_or_closed_change_nothing(
         assert convert(model, made, "nvfp4", progress=True)["tensors"] == {"cast": 2}
         assert verify(model, made, progress=True)["ok"]
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [("breccia conv", "convert"), ("breccia convert --excl", "--exclude"), ("breccia verify --min", "--min-sqnr")],
+)
+def test_shells_complete_words(line, word, tmp_path):
+    """As bash, zsh and fish ask by argcomplete."""
+    pytest.importorskip("argcomplete")
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE_STDOUT_FILENAME": "out",
+    }
+    command = [sys.executable, "-m", "breccia"]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | asked, check=True)
+    assert word in (tmp_path / "out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "meant"), [("convert", "--excludes", "--exclude"), ("inspect", "--sumary", "--summary")]
+)
+def test_a_mistyped_option_is_answered_with_the_near_one(command, wrong, meant, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([command, "a", *(["b", "--to", "nvfp4"] if command == "convert" else []), f"{wrong}=x"])
+    assert left.value.code == 2
+    assert f"error: {wrong} is unknown, did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_the_command_names_options_where_functions_name_arguments(tmp_path, capsys):
+    model = tmp_path / "a.safetensors"
+    save_arrays({"w.weight": np.ones((64, 64), np.float32)}, model)
+    told = {
+        ("convert", model, "b", "--to", "nvpf4"): "--to must be a recipe or a format, got 'nvpf4': did you mean nvfp4?",
+        (
+            "convert",
+            model,
+            "b",
+            "--to",
+            "int4",
+            "--moments",
+            "no",
+        ): "--moments must be a file or a directory, there is no no",
+        (
+            "convert",
+            "https://hub/a",
+            "b",
+            "--to",
+            "int4",
+        ): "IN must be a file or a directory, there is no https:/hub/a: a URL is",
+        ("verify", model, "no"): "B must be a file or a directory, there is no no",
+    }
+    for words, sentence in told.items():
+        assert main([*map(str, words)]) == 2
+        assert f"breccia {words[0]}: {sentence}" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"^to must be a recipe or a format, got 'nvpf4'"):
+        breccia.checkpoint.convert(model, "b", "nvpf4")
+    with pytest.raises(FileNotFoundError, match=r"^moments must be a file or a directory, there is no no$"):
+        breccia.checkpoint.convert(model, "b", "int4", moments="no")

@@ -218,7 +218,7 @@ def test_refusals():
         distributed.refit(3, "vllm-fp8")
     with pytest.raises(ValueError, match=r"target must be a format of tensors, got 'gguf:q8_0'"):
         distributed.refit(model, "gguf:q8_0")
-    with pytest.raises(ValueError, match=r"--to must be a recipe or a format"):
+    with pytest.raises(ValueError, match=r"^to must be a recipe or a format"):
         distributed.refit(model, "nonsense")
     with pytest.raises(ValueError, match=r"model must have float weights, layers.0.q_proj is quantized"):
         distributed.refit(breccia.quantize_(model, "mxfp8", lambda _, name: "q_proj" in name), "vllm-fp8")

@@ -76,14 +76,16 @@ def test_a_tied_head_is_rounded_by_what_goes_into_it(models, tmp_path):
 
 def test_what_no_program_loads_is_refused_and_what_is_not_there_is_named(models, tmp_path):
     for to in ("compressed-tensors:nvfp4", "modelopt:nvfp4", "gptq:int4", "torchao:int8"):
-        with pytest.raises(ValueError, match=f"embeddings must be 'keep' with --to {to}, got 'int8': no program loads"):
+        with pytest.raises(
+            ValueError, match=f"embeddings must be 'keep' where to is '{to}', got 'int8': no program loads"
+        ):
             convert(models("llama"), tmp_path / "out", to, embeddings="int8")
         convert(models("llama"), tmp_path / "out", to, embeddings="Keep", force=True, dry_run=True)
     with pytest.raises(ValueError, match=r"weights of a rule must be a recipe or a type of mlx, got 'int3'"):
         convert(models("llama"), tmp_path / "out", "mlx:int4", embeddings="int3")
     with pytest.raises(TypeError, match="head must be 'keep' or the name of a recipe or type, such as 'int8', got 8"):
         convert(models("llama"), tmp_path / "out", "mlx:int4", head=8)
-    with pytest.raises(ValueError, match="embeddings and head must be left out with --to bf16"):
+    with pytest.raises(ValueError, match="embeddings and head must be left out where to is 'bf16'"):
         convert(models("llama"), tmp_path / "out", "bf16", head="int8")
     report = convert(models("llama-tied"), tmp_path / "out", "nvfp4", head="int8", dry_run=True)
     assert [note for note in report["notes"] if "--head has no part" in note]

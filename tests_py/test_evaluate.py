@@ -266,7 +266,7 @@ def test_the_commands(llama, tmp_path, capsys):
     assert (code, err) == (2, f"breccia calibrate: {made} is there: --force replaces it\n")
     inside = llama / "model" / "moments.safetensors"
     code, _, err = run("calibrate", llama / "model", *text, "--out", inside, capsys=capsys)
-    said = "breccia calibrate: out must not be in the model's folder, whose safetensors files are its weights"
+    said = "breccia calibrate: --out must not be in the model's folder, whose safetensors files are its weights"
     assert (code, " ".join(err.split())) == (2, f"{said}, got {inside}")
     assert not inside.exists()
     less = ["--out", made, "--force", "--memory", "12.5KB", "--tokens", "9999", "--json"]
@@ -285,7 +285,7 @@ def test_the_commands(llama, tmp_path, capsys):
     for word in ("perplexity", "ln of ratio", "KLD mean", "median", "99 %", "same top token", "bytes", " ± "):
         assert word in out
     code, _, err = run("evaluate", llama, tmp_path / "out", *text, capsys=capsys)
-    assert code == 2 and err.startswith("breccia evaluate: reference must be a model's folder") and err.count("\n") == 1
+    assert code == 2 and err.startswith("breccia evaluate: REF must be a model's folder") and err.count("\n") == 1
     with pytest.raises(SystemExit, match="2"):
         main(["calibrate", "m", "--text", "t", "--out", "o", "--memory", "much"])
     assert "must be bytes, as 500MB or 8GiB, got 'much'" in capsys.readouterr().err

@@ -147,7 +147,7 @@ def test_unaligned_memory(recipe):
     np.testing.assert_array_equal(matmul(unaligned(x), moved.T), matmul(x, scaled.T))
     for dtype in (np.float32, np.float64, np.float16):
         out = unaligned(np.zeros(scaled.shape, dtype))
-        oracles.assert_same_bits(dequantize(scaled, out=out), dequantize(scaled, dtype=dtype))
+        oracles.assert_same_bits(dequantize(scaled, out=out), dequantize(scaled, out_dtype=dtype))
 
 
 # --- combinations that a cast does not make but a checkpoint does -------------------------------------------

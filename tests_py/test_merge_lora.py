@@ -324,7 +324,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert verify(source, tmp_path / "out", min_sqnr_db=1)["ok"]
     second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert second.returncode == 2
-    assert "destination must not be there" in second.stderr
+    assert "OUT must not be there" in second.stderr
 
 
 @pytest.mark.parametrize("to", TARGETS)

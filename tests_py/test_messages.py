@@ -98,6 +98,7 @@ def settings():
 
 
 @pytest.mark.always
+@pytest.mark.filterwarnings("ignore:dtype= of dequantize")
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_arguments_get_one_line(name):
     for what, value in JUNK.items():
@@ -303,3 +304,20 @@ def test_out_may_not_overlap_the_operand():
     aliased = breccia.from_buffer(u8(4, 128), scale[:, :1], BLOCK, breccia.PerBlockK(128))
     with pytest.raises(ValueError, match="overlap"):
         breccia.dequantize(aliased, out=scale)
+
+
+def test_arguments_that_are_not_there_are_answered_with_those_that_are():
+    told = {
+        "cast() has no argument 'block_size', which is a field of the recipe: "
+        "cast(x, breccia.NVFP4BlockScaling(block_size=...))": lambda: breccia.cast(X, "nvfp4", block_size=32),
+        "cast() has no argument 'roundng': did you mean rounding?": lambda: breccia.cast(X, "nvfp4", roundng="nearest"),
+        "INT4Scaling has no field 'group': did you mean group_size?": lambda: breccia.INT4Scaling(group=32),
+        "MXFP8BlockScaling has no field 'scale_serch': did you mean scale_search?": lambda: breccia.MXFP8BlockScaling(
+            scale_serch="mse"
+        ),
+    }
+    for sentence, call in told.items():
+        with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
+            call()
+    assert breccia.cast(X, "int4-32").recipe == breccia.INT4Scaling(group_size=32)
+    assert breccia.INT8Scaling(block_size=None) == breccia.INT8Scaling()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import breccia
+import numpy as np
 import pytest
 from breccia._moved import MOVED, RENAMED
 
@@ -67,3 +68,13 @@ def test_an_old_name_of_a_function_warns_and_gives_the_new_one(module, old):
 def test_a_name_that_never_was_is_an_error():
     with pytest.raises(AttributeError, match="module 'breccia' has no attribute 'quantise'"):
         breccia.quantise  # noqa: B018
+
+
+def test_an_old_argument_warns_and_works():
+    scaled = breccia.cast(np.ones((4, 64), np.float32), "nvfp4")
+    with pytest.warns(DeprecationWarning, match=r"^dtype= of dequantize is out_dtype=; the old name goes in 0\.6$"):
+        assert breccia.dequantize(scaled, dtype="float16").dtype == np.float16
+    assert breccia.dequantize(scaled, out_dtype="bf16").dtype.name == "bfloat16"
+    assert scaled.dequantize("fp16").dtype == np.float16
+    bias = np.ones(4, np.float32)
+    assert breccia.linear(scaled, scaled, bias, "bf16").dtype.name == "bfloat16"

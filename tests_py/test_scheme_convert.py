@@ -222,7 +222,7 @@ def test_a_pattern_without_a_layer_is_noted(model, tmp_path):
     assert "patterns of the scheme match no layer: *.self_atn.*" in report["notes"]
     with pytest.raises(ValueError, match="strict"):
         convert(model, tmp_path / "b", "modelopt", rules=["*.x=nvfp4", "*.experts.*=nvfp4"], strict=True)
-    with pytest.raises(ValueError, match="must be left out with --to bf16"):
+    with pytest.raises(ValueError, match="must be left out where to is 'bf16'"):
         convert(model, tmp_path / "b", "bf16", rules=["*=nvfp4"])
 
 

@@ -92,7 +92,7 @@ def _dequantizations(x: np.ndarray, cache: int, *, quick: bool) -> Iterator[Work
             out = np.ones(x.shape, dtype)
             size = scaled.nbytes + out.nbytes
             runs: dict[str, Run] = {
-                "breccia": lambda s=scaled, o=out, d=dtype: breccia.dequantize(s, dtype=d, out=o),
+                "breccia": lambda s=scaled, o=out, d=dtype: breccia.dequantize(s, out_dtype=d, out=o),
             }
             if target == "fp32":
                 runs |= numpy_dequantizations(name, scaled) | torch_convert.dequantizations(
@@ -101,7 +101,7 @@ def _dequantizations(x: np.ndarray, cache: int, *, quick: bool) -> Iterator[Work
             count = _rotation(size, cache)
             pairs = [(breccia.cast(x, recipe), np.ones(x.shape, dtype)) for _ in range(count)]
             memory = {
-                "breccia": in_turn(lambda pair, d=dtype: breccia.dequantize(pair[0], dtype=d, out=pair[1]), pairs),
+                "breccia": in_turn(lambda pair, d=dtype: breccia.dequantize(pair[0], out_dtype=d, out=pair[1]), pairs),
             }
             yield Work("dequantize", f"{name} → {target}", runs, size, "memcpy", memory)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,13 +45,18 @@ def names() -> list[str]:
 def recipe_of(name: str, argument: str = "recipe") -> ScalingRecipe:
     """The recipe of one of `names`, perhaps with options, or of the name of a class; an error has the names close to
     it."""
-    base, *options = name.strip().lower().split(":")
+    base, *options = words_of(name)
     for kind in all_recipes():
         if base == kind.__name__.lower():
             return with_options(kind(), options, base)
     if base not in _NAMED:
         raise ValueError(f"{argument} must be the name of a recipe, got {name!r}: {suggestion(base, _NAMED)}")
     return with_options(_NAMED[base], options, base)
+
+
+def words_of(name: str) -> list[str]:
+    """A name and its options, of which a number may stand behind a hyphen, too: "int4-32" is "int4:32"."""
+    return re.sub(r"-(\d+)(?=:|$)", r":\1", name.strip().lower()).split(":")
 
 
 def with_options(recipe: ScalingRecipe, options: Iterable[str], name: str) -> ScalingRecipe:

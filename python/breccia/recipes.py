@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 
 from breccia import _core, formats, layouts
+from breccia.value.inputs import SHORT_NAMES
 
 __all__ = [
     "DelayedScaling",
@@ -46,10 +47,7 @@ ScaleSearch: TypeAlias = Literal["amax", "mse"]
 ScaleRounding: TypeAlias = Literal["rceil", "floor", "ceil", "even"]
 ScaleRule: TypeAlias = Literal["torchao", "transformer_engine"]
 
-_STORED = {
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
+_STORED = SHORT_NAMES | {
     "e8m0": "float8_e8m0fnu",
     "E4M3": "float8_e4m3fn",
 }
@@ -293,36 +291,42 @@ class INT8ExpandedScaling(ScalingRecipe):
     group_size: int = 128
 
 
-def _also_block_size(kind: type[ScalingRecipe], field: str) -> None:
-    """Let ``block_size``, which most recipes say, name the elements of a block of one that has another name for it."""
+def _check_names(kind: type[ScalingRecipe], size: str = "") -> None:
+    """Let a recipe answer an argument that is none of its fields with the close ones, and let ``block_size``, which
+    most recipes say, name the elements of a block of one whose field for them, ``size``, has another name."""
     init: Any = kind.__init__
+    names = [field.name for field in dataclasses.fields(kind)]
 
     @functools.wraps(init)
-    def with_block_size(self: ScalingRecipe, *args: Any, block_size: Any = None, **kwargs: Any) -> None:
-        if block_size is not None:
-            place = [f.name for f in dataclasses.fields(kind)].index(field)
-            if field in kwargs or len(args) > place:
-                raise TypeError(f"block_size must be left out beside {field}: they are two names of one number")
-            kwargs[field] = block_size
+    def checked(self: ScalingRecipe, *args: Any, **kwargs: Any) -> None:
+        if size and kwargs.get("block_size") is not None:
+            if size in kwargs or len(args) > names.index(size):
+                raise TypeError(f"block_size must be left out beside {size}: they are two names of one number")
+            kwargs[size] = kwargs["block_size"]
+        if size:
+            kwargs.pop("block_size", None)
+        if unknown := next((name for name in kwargs if name not in names), None):
+            from breccia.recipe_names import suggestion
+
+            raise TypeError(f"{kind.__name__} has no field {unknown!r}: {suggestion(unknown, names)}")
         init(self, *args, **kwargs)
 
     changed: Any = kind
-    changed.__init__ = with_block_size
-    changed.block_size = property(
-        lambda self: getattr(self, field), doc=f"Elements of a row that share a scale: another name of ``{field}``."
-    )
-
-
-for _kind, _field in (
-    (Float8BlockScaling, "block_k"), (Float8ExpandedScaling, "group_size"), (INT4Scaling, "group_size"),
-    (INT8Scaling, "group_size"), (INT8ExpandedScaling, "group_size"),
-):  # fmt: skip
-    _also_block_size(_kind, _field)
+    changed.__init__ = checked
+    if size:
+        changed.block_size = property(
+            lambda self: getattr(self, size), doc=f"Elements of a row that share a scale: another name of ``{size}``."
+        )
 
 
 def all_recipes() -> list[type[ScalingRecipe]]:
     """Every recipe class of this module."""
     return [kind for kind in ScalingRecipe.__subclasses__() if kind.__module__ == __name__]
+
+
+for _kind in all_recipes():
+    _names = {field.name for field in dataclasses.fields(_kind)}
+    _check_names(_kind, next((name for name in ("block_k", "group_size") if name in _names), ""))
 
 
 def from_dict(fields: Mapping[str, Any]) -> ScalingRecipe:

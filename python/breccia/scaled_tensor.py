@@ -323,7 +323,7 @@ class ScaledTensor(Generic[A]):
             scale=self.scale if coded is None else native(self.scale, coded),
         )
 
-    def dequantize(self, dtype: Any = "float32", out: A | None = None) -> A:
+    def dequantize(self, out_dtype: Any = "float32", out: A | None = None) -> A:
         """The values: see `breccia.dequantize`."""
         check_kernels(self)
         scaled = self._ready
@@ -331,9 +331,9 @@ class ScaledTensor(Generic[A]):
         if scaled.ndim == 0:  # which kernels do not have
             flat = scaled._with(data=scaled.data.reshape(1))
             into: Any = out
-            number: A = framework.dequantize(flat, dtype, None if out is None else into.reshape(1)).reshape(())
+            number: A = framework.dequantize(flat, out_dtype, None if out is None else into.reshape(1)).reshape(())
             return number
-        result: A = framework.dequantize(scaled, dtype, out)
+        result: A = framework.dequantize(scaled, out_dtype, out)
         return result
 
     def numpy(self) -> NDArray[np.float32]:

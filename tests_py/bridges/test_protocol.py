@@ -286,7 +286,7 @@ def test_a_format_leaves_with_its_registration(toy: Any, tmp_path: Path) -> None
         assert "toy" not in bridges.registry()
         with pytest.raises(KeyError):
             bridges.bridge("toy")
-        with pytest.raises(ValueError, match="--to must be a recipe or a format, got 'toy'"):
+        with pytest.raises(ValueError, match=r"^to must be a recipe or a format, got 'toy'"):
             convert(model(tmp_path / "in"), tmp_path / "out", "toy")
     finally:
         bridges.register(toy.BRIDGE)

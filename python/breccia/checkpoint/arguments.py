@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["count_of", "path_of", "patterns_of"]
+__all__ = ["count_of", "existing", "path_of", "patterns_of"]
 
 
 def path_of(value: Any, argument: str) -> Path:
@@ -17,6 +18,20 @@ def path_of(value: Any, argument: str) -> Path:
         return Path(value)
     except TypeError:
         raise TypeError(f"{argument} must be a path (str or os.PathLike), got {type(value).__name__}") from None
+
+
+def existing(value: Any, argument: str) -> Path:
+    """What stands for the path of something that is there. Raises FileNotFoundError where it is not: the next step is
+    told of a URL, and of a name of the Hugging Face Hub."""
+    path = path_of(value, argument)
+    if path.exists():
+        return path
+    more = ""
+    if re.match(r"\w+:/", str(path)):
+        more = ": a URL is not opened, what it names must be downloaded first"
+    elif re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) and not path.parent.exists():
+        more = f": as a name of the Hugging Face Hub, hf download {path} --local-dir {path.name} gets it"
+    raise FileNotFoundError(f"{argument} must be a file or a directory, there is no {path}{more}")
 
 
 def patterns_of(value: Iterable[str], argument: str) -> tuple[str, ...]:

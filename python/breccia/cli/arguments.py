@@ -35,6 +35,22 @@ class Parser(argparse.ArgumentParser):
             said = f"did you mean {meant}?" if meant else suggestion(str(value), known)
             raise argparse.ArgumentError(action, f"{value!r} is unknown, {said}")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """What argparse finds; an option that is none of the command's is answered with the close ones."""
+        found, rest = super().parse_known_args(args, namespace)
+        if strange := next((word.partition("=")[0] for word in rest if word.startswith("--") and word != "--"), ""):
+            self.error(f"{strange} is unknown, {suggestion(strange, self._option_string_actions)}")
+        return found, rest
+
+    def with_option(self, command: str, text: str) -> str:
+        """A sentence about an argument of Python's function, with the command's option in its place."""
+        commands = next(action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        argument, must, rest = text.partition(" must ")
+        for action in commands.choices[command]._actions:
+            if must and action.dest == argument:
+                return f"{action.option_strings[-1] if action.option_strings else action.metavar}{must}{rest}"
+        return text
+
     def error(self, message: str) -> NoReturn:
         """Leave with what is wrong, below the usage where that is short: else nobody would find it."""
         usage = self.format_usage()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +20,13 @@ from breccia.cli.arguments import Parser, add_common, add_device, count, json_la
 from breccia.cli.convert_commands import add_rounding
 from breccia.cli.printing import Shown, show, show_json
 from breccia.cli.terminal import Terminated, plain_characters, said, streams, terminable
+from breccia.peers import require
 from breccia.screen import wrapped
 
 __all__ = ["main"]
 
+_GOES_ON = dict.fromkeys(("convert", "merge-lora"), ": the same command goes on where this one was")
+_GOES_ON["calibrate"] = ": the same command goes on from the sums that it keeps beside --out once a minute"
 _FORCE = "replace OUT when the new one is complete, and not before; never IN"
 
 
@@ -36,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = json_last(list(sys.argv[1:] if argv is None else argv))
     parser = _parser("demo" in words)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for what could stand next
+        require("argcomplete", "completion").autocomplete(parser)
     if not words:
         parser.print_help(sys.stderr)
         return 2
@@ -46,22 +52,18 @@ def _run(argv: Sequence[str] | None) -> int:
             if done is not None:
                 show(args, *done[:2])
     except KeyboardInterrupt as error:
-        more = (
-            ": the same command goes on where this one was"
-            if args.command in ("convert", "merge-lora", "calibrate")
-            else ""
-        )
-        print(f"breccia: interrupted{more}", file=sys.stderr)
+        print(f"breccia: interrupted{_GOES_ON.get(args.command, '')}", file=sys.stderr)
         return 143 if isinstance(error, Terminated) else 130
     except Exception as error:
+        text = parser.with_option(args.command, said(error))
         if args.json:
-            print(json.dumps({"error": said(error), "kind": type(error).__name__}))
-        print(f"breccia {args.command}: {said(error)}", file=sys.stderr)
+            print(json.dumps({"error": text, "kind": type(error).__name__}))
+        print(f"breccia {args.command}: {text}", file=sys.stderr)
         return 2
     return 0 if done is None or done[2] else 1
 
 
-def _parser(with_demo: bool) -> argparse.ArgumentParser:
+def _parser(with_demo: bool) -> Parser:
     parser = Parser(
         prog="breccia",
         description="Convert, check and improve quantized checkpoints.",

@@ -71,7 +71,7 @@ def evaluate(
     require("torch", "transformers")
     require("transformers", "transformers")
     from breccia.calibration.inputs import evaluating
-    from breccia.checkpoint.arguments import count_of, path_of
+    from breccia.checkpoint.arguments import count_of, existing
     from breccia.checkpoint.files.locks import scratch
     from breccia.checkpoint.progress import Progress
     from breccia.evaluation.inputs import INPUTS, OF_FILE, quantized_inputs
@@ -92,7 +92,7 @@ def evaluate(
             f"activations must be left out with a model in memory, got {activations!r}: "
             "quantize_(model, recipe, activations=...) makes layers that quantize their inputs"
         )
-    other: Any = checkpoint if in_memory else path_of(checkpoint, "checkpoint")
+    other: Any = checkpoint if in_memory else existing(checkpoint, "checkpoint")
     sizes = {"reference": _bytes(source), "checkpoint": _bytes(other)}
     count = None if tokens is None else count_of(tokens, "tokens")
     rows = rows_of_text(text, load_tokenizer(source, trust_remote_code), length, count).rows

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from breccia.bridges.outside import values
-from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.arguments import existing, path_of
 from breccia.checkpoint.reading.models import is_written_turned
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.peers import require
@@ -50,7 +50,8 @@ def load_tokenizer(folder: Path, code: bool = False) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, **_HERE, trust_remote_code=code)
     except Exception as error:  # of any kind, by the files that are there
-        raise ValueError(f"{folder} must have a tokenizer that transformers reads: {_said(error)}") from error
+        files = "copy tokenizer.json and tokenizer_config.json of the model there"
+        raise ValueError(f"{folder} must have a tokenizer that transformers reads: {files} ({_said(error)})") from error
 
 
 def load_model(
@@ -164,7 +165,7 @@ def rows_of_text(paths: Sequence[str | os.PathLike[str]], tokenizer: Any, length
     every row begins with that. Raises ValueError where a file is not UTF-8, or the text has less than one row."""
     digest, text = hashlib.sha256(), []
     for path in paths:
-        raw = path_of(path, "text").read_bytes()
+        raw = existing(path, "text").read_bytes()
         digest.update(raw)
         try:
             text.append(raw.decode("utf-8"))
@@ -176,7 +177,7 @@ def rows_of_text(paths: Sequence[str | os.PathLike[str]], tokenizer: Any, length
     first = [tokenizer.bos_token_id] if tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id] else []
     own = length - len(first)
     if own < 1 or len(ids) < own:
-        raise ValueError(f"text must have at least one row of {own} tokens, it has {len(ids)}")
+        raise ValueError(f"text must have at least one row of {own} tokens, it has {len(ids)}: length takes less")
     count = len(ids) // own if tokens is None else min(len(ids) // own, -(-tokens // length))
     rows = [first + ids[start : start + own] for start in range(0, count * own, own)]
     return Rows(np.asarray(rows, np.int64), len(ids), digest.hexdigest())

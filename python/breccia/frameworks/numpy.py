@@ -130,7 +130,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
-    return _core.matmul(_operand(a, "a"), _operand(b, "b"), float_name(out_dtype, "out_dtype"), precision)
+    return _core.matmul(_operand(a, "a"), _operand(b, "b"), float_name(out_dtype), precision)
 
 
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
@@ -143,14 +143,14 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias:
         return None
     if x.dtype.itemsize == 8:
         check_float32(x, "x")
-    return _core.linear(x, w._core, bias, float_name(out_dtype, "out_dtype"), precision)
+    return _core.linear(x, w._core, bias, float_name(out_dtype), precision)
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
     from breccia.verbs.grouped import checked_offsets
 
     ends = checked_offsets(offsets, x.shape[0])
-    return _core.grouped_matmul(_operand(x, "x"), w_stack._core, ends, float_name(out_dtype, "out_dtype"))
+    return _core.grouped_matmul(_operand(x, "x"), w_stack._core, ends, float_name(out_dtype))
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:

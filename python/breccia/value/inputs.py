@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")  # that the verbs take and make
+SHORT_NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def float_name(dtype: Any, argument: str = "dtype") -> str:
+def float_name(dtype: Any) -> str:
     """The name of a float dtype, given by its name or as any framework has it."""
     if dtype is np.float32:
         return "float32"
@@ -21,8 +22,9 @@ def float_name(dtype: Any, argument: str = "dtype") -> str:
         name = "" if dtype is None else np.dtype(dtype).name  # of None NumPy would make float64
     except (TypeError, UnicodeError):
         name = str(dtype).rpartition(".")[2]  # another framework's dtype
+    name = SHORT_NAMES.get(name, name)
     if name not in FLOATS:
-        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
+        raise TypeError(f"out_dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return str(name)
 
 

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+import dataclasses
+import inspect
+import warnings
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
 from breccia import frameworks
-from breccia.recipe_names import resolve
+from breccia.recipe_names import resolve, suggestion
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of, framework_of, ready
-from breccia.value.inputs import refuse_mask
+from breccia.value.inputs import SHORT_NAMES, refuse_mask
 from breccia.verbs.cast_options import CastOptions, Hadamard, Rounding
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
@@ -30,6 +33,7 @@ def cast(
     amax: Any = None,
     offset: Any = 0,
     importance: Any = None,
+    **unknown: NoReturn,
 ) -> ScaledTensor[A]:
     """Quantize.
 
@@ -71,6 +75,8 @@ def cast(
     Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
     """
+    if unknown:
+        raise _unknown(next(iter(unknown)), recipe)
     if isinstance(x, (ScalingRecipe, str)) and not isinstance(recipe, (ScalingRecipe, str)):
         raise TypeError(
             f"x must be an array of floats and recipe a recipe, got {type(x).__name__} and {type(recipe).__name__}: "
@@ -88,23 +94,37 @@ def cast(
     return frameworks.of(x).cast_with(x, recipe, options)
 
 
-def dequantize(scaled: ScaledTensor[A], dtype: Any = "float32", out: A | None = None) -> A:
+def _unknown(argument: str, recipe: Any) -> TypeError:
+    """The error of an argument that `cast` has not; fields of recipes are known by name."""
+    kind = type(resolve(recipe))
+    if argument == "block_size" or argument in (field.name for field in dataclasses.fields(kind)):
+        given = f"cast(x, breccia.{kind.__name__}({argument}=...))"
+        return TypeError(f"cast() has no argument {argument!r}, which is a field of the recipe: {given}")
+    known = [name for name in inspect.signature(cast).parameters if name != "unknown"]
+    return TypeError(f"cast() has no argument {argument!r}: {suggestion(argument, known)}")
+
+
+def dequantize(scaled: ScaledTensor[A], out_dtype: Any = "float32", out: A | None = None, *, dtype: Any = None) -> A:
     """Recover the values, (decode(data) - zero_point) · scale · global_scale.
 
     Args:
         scaled: a ScaledTensor.
-        dtype: float32 (default), float64, float16 or bfloat16, as a name or a dtype. Values are made
-            in float32 and rounded once more to ``dtype``, ties to even.
-        out: array of the logical shape to write to and return; ``dtype`` is then that of ``out``.
+        out_dtype: float32 (default), float64, float16 or bfloat16, as a name ("bf16" is one, too) or a dtype. Values
+            are made in float32 and rounded once more to ``out_dtype``, ties to even.
+        out: array of the logical shape to write to and return; ``out_dtype`` is then that of ``out``.
+        dtype: the name of ``out_dtype`` before 0.5, which goes in 0.6.
 
     Returns:
         An array of the logical shape, in the framework and on the device of ``scaled``; ``out`` where it is given.
 
     Raises:
-        TypeError: ``scaled`` is not a ScaledTensor, or ``dtype`` is not one of the four.
+        TypeError: ``scaled`` is not a ScaledTensor, or ``out_dtype`` is not one of the four.
         ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
     """
-    values: A = _scaled(scaled, "scaled").dequantize(dtype, out)
+    if dtype is not None:
+        warnings.warn("dtype= of dequantize is out_dtype=; the old name goes in 0.6", DeprecationWarning, stacklevel=2)
+        out_dtype = dtype
+    values: A = _scaled(scaled, "scaled").dequantize(out_dtype, out)
     return values
 
 
@@ -241,7 +261,7 @@ def _result_dtype(a: Any, b: Any, out_dtype: Any, framework: Any) -> Any:
             return "float32"
         out_dtype = None
     if out_dtype is not None:
-        return out_dtype
+        return SHORT_NAMES.get(out_dtype, out_dtype) if isinstance(out_dtype, str) else out_dtype
     if isinstance(a, ScaledTensor):
         return a.original_dtype
     known = str(getattr(a, "dtype", "")).rpartition(".")[2] in ("float32", "float64", "float16", "bfloat16")

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.arguments import existing
 from breccia.checkpoint.files import disk
 
 __all__ = ["DataFile", "InputFile", "JoinedFiles", "read_bounded", "sha256_of"]
@@ -201,7 +201,7 @@ class DataFile:
     ``argument``."""
 
     def __init__(self, path: str | os.PathLike[str], argument: str) -> None:
-        self.path = path_of(path, argument)
+        self.path = existing(path, argument)
         self._stamp = disk.stamp_of(self.path.stat())
 
     def __repr__(self) -> str:

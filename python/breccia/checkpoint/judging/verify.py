@@ -15,6 +15,7 @@ from breccia import comparison
 from breccia.bridges.common import codes, swizzle, unswizzle
 from breccia.bridges.outside import OutsideTensor, comparable, values
 from breccia.bridges.parts import Found
+from breccia.checkpoint.arguments import existing
 from breccia.checkpoint.judging.output_error import OutputErrors
 from breccia.checkpoint.judging.survival import Survival
 from breccia.checkpoint.planning.plan import Planner
@@ -223,7 +224,9 @@ def verify(
     """
     if min_sqnr_db is not None and not isinstance(min_sqnr_db, (int, float)):
         raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")
-    first, second = (Checkpoint(path, mapped=False, unmarked=unmarked) for path in (a, b))
+    first, second = (
+        Checkpoint(existing(path, name), mapped=False, unmarked=unmarked) for name, path in (("a", a), ("b", b))
+    )
     written, damaged = Written(second), dict[str, list[str]]()
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []

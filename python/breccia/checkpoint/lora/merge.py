@@ -18,7 +18,7 @@ from breccia import verbs
 from breccia.bridges.common import float32, global_scale
 from breccia.bridges.outside import values
 from breccia.bridges.parts import Found
-from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.arguments import existing, path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.lora.adapters import Adapter, open_adapter
 from breccia.checkpoint.lora.plan import Group, MergePlanner
@@ -85,7 +85,8 @@ def merge_lora(
         OSError: the disk is full or the like. What is done is kept, and the same call goes on from there.
     """
     destination = path_of(destination, "destination")
-    base, adapter = path_of(base, "base"), path_of(adapter, "adapter")
+    adapter = path_of(adapter, "adapter")
+    base, adapter = existing(base, "base"), existing(adapter, "adapter")
     run = RunOptions(progress, threads, force, strict, device=Device.of(device))
     check_destination(destination, base, adapter, force=force)
     with (

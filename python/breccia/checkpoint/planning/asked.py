@@ -15,7 +15,7 @@ import numpy as np
 
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.written import same_grid
-from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.arguments import existing
 from breccia.checkpoint.files.input_file import DataFile
 from breccia.checkpoint.reading.models import is_embedding, is_head
 from breccia.moments import load_moments
@@ -228,7 +228,7 @@ def _rule_of_table(word: str | None, argument: str) -> Rule | None:
 def _scheme(given: ModelScheme | str | os.PathLike[str]) -> ModelScheme:
     if isinstance(given, ModelScheme):
         return given
-    path = path_of(given, "scheme")
+    path = existing(given, "scheme")
     try:
         text = Path(path).read_text(encoding="utf-8")
         if not text.strip():

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from breccia import _core
 from breccia.calibration.error_feedback import Order
-from breccia.checkpoint.arguments import path_of, patterns_of
+from breccia.checkpoint.arguments import existing, patterns_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.planning.asked import Asked, asked_of
 from breccia.checkpoint.planning.importance import Importance, print_of
@@ -91,7 +91,7 @@ class Request:
             object.__setattr__(self, option, patterns_of(getattr(self, option), option))
         for option in ("imatrix", "moments"):
             if (path := getattr(self, option)) is not None:
-                path_of(path, option)
+                existing(path, option)
         if self.imatrix is not None and self.moments is not None:
             raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
         if not isinstance(self.smooth, bool):
@@ -150,11 +150,13 @@ class Request:
         )
         if self.asked is not None and target.float_dtype:
             said = "scheme, rules (--set), kv, activations, embeddings and head"
-            raise ValueError(f"{said} must be left out with --to {target.spelled}, which has no quantized layers")
+            raise ValueError(f"{said} must be left out where to is {target.spelled!r}, which has no quantized layers")
         table = None if self.asked is None else self.asked.embeddings
         if table is not None and table.weights is not None and not target.bridge.readers.embeddings:
             why = f"no program loads them from {target.format} otherwise"
-            raise ValueError(f"embeddings must be 'keep' with --to {target.spelled}, got {self.embeddings!r}: {why}")
+            raise ValueError(
+                f"embeddings must be 'keep' where to is {target.spelled!r}, got {self.embeddings!r}: {why}"
+            )
         return dataclasses.replace(target, asked=self.asked, device=device)
 
     @contextlib.contextmanager

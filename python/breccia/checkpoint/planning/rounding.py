@@ -86,7 +86,7 @@ def _of_another_model(target: Target, choices: Sequence[Choice], missing: Sequen
     if choices and len(missing) == len(choices):
         raise ValueError(
             f"moments must be of the source's layers: {importance.path} has none of any of {len(choices)} tensors that "
-            f"are quantized, such as {missing[0]}"
+            f"are quantized, such as {missing[0]}: calibrate this model"
         )
     if importance.of_other_weights:
         return [Remark(f"{importance.path} was measured in a model of other weights or another config.json")]

@@ -160,7 +160,7 @@ def parse_target(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     by_rules: bool = False,
-    argument: str = "--to",
+    argument: str = "to",
 ) -> Target:
     """A target as the command line spells it: ``bf16``, ``nvfp4:mse``, ``modelopt`` or ``modelopt:fp8``. Where rules
     say what layers become, options are for their recipes, as far as these have them."""
@@ -174,9 +174,9 @@ def parse_target(
     options = {"scale_search": scale_search, "group_size": group_size}
     if spelled in FLOATS:
         for name in (name for name, value in options.items() if value is not None):
-            raise ValueError(f"--{name.replace('_', '-')} must be left out: {spelled} has no {name}")
+            raise ValueError(f"{name} must be left out: {spelled} has no {name}")
         return Target(spelled, float_dtype=FLOATS[spelled], **patterns)
-    name, *keys = spelled.split(":")
+    name, *keys = recipe_names.words_of(spelled)
     size = next((int(key) for key in reversed(keys) if key.isdecimal()), None)
     patterns["group_size"] = size if group_size is None else group_size
     if name in recipe_names.names():
@@ -196,7 +196,7 @@ def parse_target(
         close = recipe_names.suggestion(keys[0], (*bridge.recipes, *bridge.kinds))
         said = _meant(spelled) or (close if close.endswith("?") else "")
         more = f": {said}" if said else ""
-        raise ValueError(f"the recipe after '{argument} {name}:' must be one of {names}, got {keys[0]!r}{more}")
+        raise ValueError(f"{argument} must have one of {names} behind '{name}:', got {keys[0]!r}{more}")
     default = next(iter(bridge.recipes.values()), None) or recipes.NVFP4BlockScaling()
     recipe = with_inputs = None
     if keys:
@@ -215,7 +215,7 @@ def _optional(
     if recipe is None:
         return None
     if keys[1:]:
-        recipe = recipe_names.with_options(recipe, keys[1:], f"--to {name}:{keys[0]}")
+        recipe = recipe_names.with_options(recipe, keys[1:], f"{name}:{keys[0]}")
     return _with(recipe, options)
 
 
@@ -223,7 +223,7 @@ def _of_kind(
     spelled: str, bridge: FileFormat, keys: list[str], options: Mapping[str, Any], patterns: dict[str, Any]
 ) -> Target:
     if keys[1:]:
-        raise ValueError(f"the option after '--to {bridge.name}:{keys[0]}:' must be left out, got {keys[1]!r}")
+        raise ValueError(f"the option after '{bridge.name}:{keys[0]}:' must be left out, got {keys[1]!r}")
     for name in (name for name, value in options.items() if value is not None):
         raise ValueError(f"--{name.replace('_', '-')} must be left out: {bridge.name}:{keys[0]} has no {name}")
     return Target(spelled, format=bridge.name, kind=keys[0], **patterns)

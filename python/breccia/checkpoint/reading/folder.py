@@ -38,13 +38,6 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
     return value
 
 
-def absent(path: Path) -> FileNotFoundError:
-    """The error of a checkpoint that is not there; a name of the Hugging Face Hub is told how to come."""
-    hub = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) and not path.parent.exists()
-    more = f": as a name of the Hugging Face Hub, hf download {path} --local-dir {path.name} gets it" if hub else ""
-    return FileNotFoundError(f"path must be a file or a directory, there is no {path}{more}")
-
-
 def _instead(folder: Path) -> str:
     """What to do about weights of another kind in a folder; "" where there are none."""
     if any(folder.glob("*.gguf")):
@@ -94,8 +87,6 @@ class Folder:
         self.index_said: dict[str, Any] = {}
         self._weights: dict[str, str] = {}
         self.stamps: dict[Path, disk.Stamp] = {}
-        if not path.exists():
-            raise absent(path)
         if path.is_dir():
             self._read_config()
             self.paths = self._paths()

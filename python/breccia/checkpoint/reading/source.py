@@ -23,7 +23,7 @@ from breccia.bridges.fp8 import fp8_values
 from breccia.bridges.modelopt import low_rank_of
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Cut, Found, Origin
-from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.arguments import existing
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import typed
@@ -75,7 +75,7 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True, unmarked: Unmarked | None = None) -> None:
         if unmarked not in (None, *UNMARKED):
             raise ValueError(f"unmarked must be one of {', '.join(UNMARKED)}, or None, got {unmarked!r}")
-        self.path, self.mapped, self.unmarked = path_of(path, "path"), mapped, unmarked
+        self.path, self.mapped, self.unmarked = existing(path, "path"), mapped, unmarked
         self.files: list[WeightFile] = []
         self.entries: dict[str, Entry] = {}
         self.home: dict[str, WeightFile] = {}

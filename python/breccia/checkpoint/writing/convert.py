@@ -21,7 +21,7 @@ from typing import Any
 
 from breccia.bridges.file_kinds import Output
 from breccia.calibration.error_feedback import Order
-from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.arguments import existing, path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -156,7 +156,7 @@ def convert(
     how = RunOptions(*quiet, strict, checksums, manifest, Device.of(device))
     wanted = request.target(how.device)
     place = path_of(destination, "destination")
-    source = path_of(source, "source")
+    source = existing(source, "source")
     folder = names_folder(destination)
     if not dry_run:
         check_destination(place, source, force=force)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from breccia.checkpoint.arguments import count_of, path_of
+from breccia.checkpoint.arguments import count_of, existing, path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -233,7 +233,7 @@ def _opened(
 ) -> Iterator[_Parts]:
     wanted = request.target(how.device)
     parts = count_of(parts, "parts", MAX_PARTS)
-    source = path_of(source, "source")
+    source = existing(source, "source")
     place = path_of(destination, "destination")
     try:
         check_destination(place, source)

@@ -18,7 +18,6 @@ from breccia.checkpoint.files.locks import Lock, lock
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.identity import Identity
 from breccia.checkpoint.planning.remarks import Remark
-from breccia.checkpoint.reading.folder import absent
 from breccia.checkpoint.writing.journal import Journal, Record, first_record, read_journal
 from breccia.checkpoint.writing.losses import Loss
 from breccia.checkpoint.writing.manifest import place_of
@@ -78,20 +77,16 @@ def names_folder(destination: str | os.PathLike[str]) -> bool:
 
 def check_destination(destination: Path, *sources: str | os.PathLike[str], force: bool | None = None) -> None:
     """Whether something may be written there; what is there gives way with ``force``, None where that cannot be asked
-    for. Raises ValueError where it is inside of a source, or would replace one, FileExistsError where it is there,
-    FileNotFoundError where it is there, and a source is not."""
+    for. Raises ValueError where it is inside of a source, or would replace one, FileExistsError where it is
+    there."""
     place = destination.resolve()
     for source in map(Path, sources):
         if source.is_dir() and source.resolve() in place.parents:
             raise ValueError(f"destination must not be inside of the source {source}, got {destination}")
-        if not source.exists():
-            continue
         same = place.exists() and place.samefile(source)
         if same or place in source.resolve().parents:
             raise ValueError(f"destination must not replace the source {source}, got {destination}")
     if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
-        if missing := [source for source in map(Path, sources) if not source.exists()]:
-            raise absent(missing[0])  # which is the first thing to know
         hint = "" if force is None else ": --force replaces it"
         raise FileExistsError(f"destination must not be there, {destination} is{hint}")
 

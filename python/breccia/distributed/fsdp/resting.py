@@ -259,7 +259,7 @@ def _rows_of(func: Any, source: RestingWeight, rest: Any, options: dict[str, Any
 
 def _values(weight: RestingWeight) -> Any:
     scaled = unpack(weight._packing, weight._rows, weight._shared, weight._rows.shape[0] == weight._packing.shape[0])
-    return verbs.dequantize(scaled, dtype=weight.dtype).reshape(weight.shape)
+    return verbs.dequantize(scaled, weight.dtype).reshape(weight.shape)
 
 
 def _quantized(weight: RestingWeight) -> MadeWeight:

@@ -56,10 +56,10 @@ def floats(x: Any, argument: str) -> Any:
     raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {name}")
 
 
-def dtype_name(dtype: Any, argument: str = "dtype") -> str:
-    name = float_name(dtype, argument)
+def dtype_name(dtype: Any) -> str:
+    name = float_name(dtype)
     if name == "float64" and not jax.config.jax_enable_x64:
-        raise TypeError(f"{argument} must not be float64 unless jax_enable_x64 is set")
+        raise TypeError("out_dtype must not be float64 unless jax_enable_x64 is set")
     return name
 
 

@@ -25,7 +25,7 @@ _DIRECT = ("float32", "float16", "bfloat16")  # float64 is checked to lie within
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
-    a, b, name = _operand(a, "a"), _operand(b, "b"), dtype_name(out_dtype, "out_dtype")
+    a, b, name = _operand(a, "a"), _operand(b, "b"), dtype_name(out_dtype)
     _core.matmul_shape(list(a.shape), list(b.shape))
     arrays = [data_of(x) for x in (a, b)]
     if all(map(is_here, arrays)):
@@ -65,7 +65,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias:
         [depth, count],
         w.original_dtype,
     )
-    out = callbacks.empty((*x.shape[:-1], count), np.dtype(dtype_name(out_dtype, "out_dtype")))
+    out = callbacks.empty((*x.shape[:-1], count), np.dtype(dtype_name(out_dtype)))
     _core.linear_into(np.asarray(x), core.T, None if bias is None else np.asarray(bias), out, precision)
     return from_numpy(out, w.data, x)
 
@@ -80,7 +80,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
     """Of arrays that explicit axes do not split: an expert's rows may be any. Offsets that are traced are not checked,
     and the values are multiplied."""
     if isinstance(offsets, jax.core.Tracer):
-        name = dtype_name(out_dtype, "out_dtype")
+        name = dtype_name(out_dtype)
         return partition.gathered(lambda x, w: _ragged(x, w, offsets).astype(name), _operand(x, "x"), w_stack)
     return partition.gathered(lambda x, w: by_expert(x, w, offsets, out_dtype), x, w_stack)
 

@@ -129,7 +129,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     left, right = _operand(a, "a"), _operand(b, "b")
-    made, memory = _empty(_core.matmul_shape(list(a.shape), list(b.shape)), float_name(out_dtype, "out_dtype"))
+    made, memory = _empty(_core.matmul_shape(list(a.shape), list(b.shape)), float_name(out_dtype))
     _core.matmul_into(left, right, memory, precision)
     return made
 
@@ -143,7 +143,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias:
         return None
     if bias is not None and (type(bias) is not mx.array or _NAMES.get(bias.dtype) not in FLOATS):
         return None
-    made, memory = _empty((*x.shape[:-1], count), float_name(out_dtype, "out_dtype"))
+    made, memory = _empty((*x.shape[:-1], count), float_name(out_dtype))
     _core.linear_into(_host(x), w._core, None if bias is None else _host(bias), memory, precision)
     return made
 

@@ -255,7 +255,7 @@ def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int]
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
-    kind = float_dtype(out_dtype, "out_dtype")
+    kind = float_dtype(out_dtype)
     if forward_ad._current_level >= 0:
         check_tangents(a=a, b=b)
     if not is_plain(data_of(a), data_of(b)) or needs_grad(a) or needs_grad(b):
@@ -269,7 +269,7 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
     """``x @ w.T + bias`` without torch's dispatcher, of x with a gradient ``x @ w.T`` alone; None where torch must see
     the call, or `matmul` has more to say of the operands."""
-    kind, y = float_dtype(out_dtype, "out_dtype"), None
+    kind, y = float_dtype(out_dtype), None
     if forward_ad._current_level >= 0:
         check_tangents(x=x)
     if not (isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()):
@@ -296,7 +296,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
         raise TypeError(f"offsets must be a tensor of integers, got {got}")
     if offsets.device != w_stack.data.device:
         raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
-    given, kind = _operand(x, "x"), float_dtype(out_dtype, "out_dtype")
+    given, kind = _operand(x, "x"), float_dtype(out_dtype)
     if forward_ad._current_level >= 0:
         check_tangents(x=given)
     check_transforms(x=given)

@@ -15,6 +15,7 @@ from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import Form, cast_form
+from breccia.value.inputs import SHORT_NAMES
 from breccia.value.slicing import block_along
 from breccia.verbs.cast_options import CastOptions
 
@@ -30,15 +31,16 @@ NATIVE = {name: getattr(torch, name) for name in (*_EIGHT_BITS, "float4_e2m1fn_x
 NAMES = {dtype: name for name, dtype in {**NATIVE, **DTYPES}.items()}
 
 
-def float_dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
+def float_dtype(dtype: Any) -> torch.dtype:
     """A torch dtype from a dtype or name of any framework."""
     if isinstance(dtype, torch.dtype):
         found = dtype
     else:
         name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
-        found = DTYPES.get(str(name).rpartition(".")[2], torch.bool)
+        name = str(name).rpartition(".")[2]
+        found = DTYPES.get(SHORT_NAMES.get(name, name), torch.bool)
     if found not in FLOATS:
-        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
+        raise TypeError(f"out_dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return found
 
 

@@ -181,4 +181,4 @@ _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def _values(weight: QuantizedWeight) -> Any:
-    return verbs.dequantize(weight.scaled, dtype=weight.dtype)
+    return verbs.dequantize(weight.scaled, weight.dtype)

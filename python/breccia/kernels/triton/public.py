@@ -45,7 +45,7 @@ def _codes(op: recipes.Operand, along: int) -> torch.Tensor:
 
 
 def _product(out_dtype: Any, bias: torch.Tensor | None, operands: Fp8, autotune: bool) -> torch.Tensor:
-    product = Product(torch.bfloat16 if out_dtype is None else float_dtype(out_dtype, "out_dtype"), bias, operands)
+    product = Product(torch.bfloat16 if out_dtype is None else float_dtype(out_dtype), bias, operands)
     if not autotune or product.major != HOPPER:
         return paths.run(product)
     from breccia.kernels.triton.products.autotune import tuned

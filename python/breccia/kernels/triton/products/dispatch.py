@@ -24,7 +24,7 @@ def matmul(a: Any, b: Any, out_dtype: Any = "float32", bias: Any = None, fast_ac
     FP8 products add up in float32 every 128 elements of K; `fast_accumulate` leaves products of tensor- or row-scaled
     FP8 to the tensor cores' own short accumulator.
     """
-    dtype = float_dtype(out_dtype, "out_dtype")
+    dtype = float_dtype(out_dtype)
     _check(a, b)
     a, b = _known(a), _known(b)
     product = Product(torch.float32 if dtype == torch.float64 else dtype, bias, operands=(a, b))
@@ -56,7 +56,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     if x.shape[-1] != shape[-1] or len(x.shape) != 2:
         raise ValueError(f"x must be (T, {shape[-1]}), got {tuple(x.shape)}")
     default = torch.bfloat16 if isinstance(x, ScaledTensor) else x.dtype
-    dtype = default if out_dtype is None else float_dtype(out_dtype, "out_dtype")
+    dtype = default if out_dtype is None else float_dtype(out_dtype)
     if not recipes.decodes(w_stack):
         return _by_floats(_rows(x), w_stack, offsets, dtype)
     w = recipes.operand(w_stack, exact=False)
