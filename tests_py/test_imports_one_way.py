@@ -20,7 +20,7 @@ PACKAGE = ROOT / "python/breccia"
 # of it, unless a longer one does; a package and "=" for its own file alone.
 LAYERS = {
     "facts": (
-        "_core _moved _version layouts recipes recipe_names formats peers "
+        "_core _moved _version layouts recipes recipe_names formats peers spelling "
         "value= value.form value.foreign value.inputs verbs.cast_options screen "
         "schemes.inputs schemes.labels schemes.layers schemes.matching schemes.patterns schemes.rules schemes.toml "
         "schemes.value"

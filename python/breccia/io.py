@@ -121,7 +121,7 @@ class OpenCheckpoint:
         if not isinstance(name, str):
             raise TypeError(f"name must be that of a tensor, a string, got {name!r}")
         if name not in self._found:
-            from breccia.recipe_names import suggestion
+            from breccia.spelling import suggestion
 
             raise KeyError(f"{self._checkpoint.path} has no tensor {name!r}: {suggestion(name, self.keys())}")
         found = self._checkpoint.refined(self._found[name])

@@ -8,7 +8,6 @@ A name is a recipe's short name (``nvfp4``) or one of the field's names for FP8,
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from typing import Any
 
 from breccia import recipes
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe, all_recipes
+from breccia.spelling import suggestion
 
 # Each name and its recipe: the short name of a class is the class with its defaults, "block" blocks of one row, as
 # activations have them; a weight's are tiles of 128 × 128.
@@ -33,7 +33,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "e5m2": {"fp8_format": "E5M2"},
 }
 _SIZES = ("group_size", "block_k")
-_SHOWN = 16  # names in a message
 
 
 def names() -> list[str]:
@@ -79,21 +78,6 @@ def _options_of(fields: set[str]) -> str:
     found = [name for name, changed in _OPTIONS.items() if set(changed) <= fields]
     found += ["a block size"] if fields & set(_SIZES) else []
     return " or ".join(found) or "left out"
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """The part of a message that helps: "did you mean nvfp4?" with the close names only, else those there are, the
-    first of many."""
-    known = list(known)
-    begun = [k for k in known if len(name) > 1 and k.lower().startswith(name.lower())]
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6) or begun[:4]
-    if close and close != begun[:4]:
-        best = difflib.SequenceMatcher(None, name.lower(), close[0]).ratio()
-        close = [c for c in close if difflib.SequenceMatcher(None, name.lower(), c).ratio() > best - 0.03]
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    return f"known are {', '.join(known[:_SHOWN])}{more}"
 
 
 def resolve(recipe: Any, argument: str = "recipe") -> ScalingRecipe:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 
 from breccia import _core, formats, layouts
+from breccia.spelling import suggestion
 from breccia.value.inputs import SHORT_NAMES
 
 __all__ = [
@@ -306,8 +307,6 @@ def _check_names(kind: type[ScalingRecipe], size: str = "") -> None:
         if size:
             kwargs.pop("block_size", None)
         if unknown := next((name for name in kwargs if name not in names), None):
-            from breccia.recipe_names import suggestion
-
             raise TypeError(f"{kind.__name__} has no field {unknown!r}: {suggestion(unknown, names)}")
         init(self, *args, **kwargs)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from breccia.recipe_names import suggestion
+from breccia.spelling import suggestion
 
 __all__ = ["Parser", "add_common", "add_device", "count", "json_last", "number", "part", "progress_of", "size", "whole"]
 

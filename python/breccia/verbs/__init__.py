@@ -11,9 +11,10 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import numpy as np
 
 from breccia import frameworks
-from breccia.recipe_names import resolve, suggestion
+from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import A, ScaledTensor, check_kernels, data_of, framework_of, ready
+from breccia.spelling import suggestion
 from breccia.value.inputs import SHORT_NAMES, refuse_mask
 from breccia.verbs.cast_options import CastOptions, Hadamard, Rounding
 

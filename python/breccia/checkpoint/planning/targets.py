@@ -24,6 +24,7 @@ from breccia.gguf.container import block_bytes
 from breccia.gguf.models import ModelMap
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.value import UNSAID, Activations, KVCache, ModelScheme
+from breccia.spelling import suggestion
 
 __all__ = ["AUTO", "FLOATS", "NO_KIND", "Feedback", "Target", "names_of", "parse_target", "target_names", "targets"]
 
@@ -109,7 +110,7 @@ class Target:
             return dataclasses.replace(own, kind="", recipe=self.bridge.recipes[kind])
         if kind.partition(":")[0] in recipe_names.names():
             return dataclasses.replace(own, kind="", recipe=fitted(recipe_names.recipe_of(kind), self.bridge))
-        known = recipe_names.suggestion(kind, [*recipe_names.names(), *self.bridge.kinds, *self.bridge.recipes])
+        known = suggestion(kind, [*recipe_names.names(), *self.bridge.kinds, *self.bridge.recipes])
         raise ValueError(
             f"weights of a rule must be a recipe or a type of {self.format}, got {rule.weights!r}: {known}"
         )
@@ -186,14 +187,14 @@ def parse_target(
     if bridge is None or not bridge.writes:
         if said := _meant(spelled):
             raise ValueError(f"{argument} must be a recipe or a format, got {spelled!r}: {said}")
-        names = recipe_names.suggestion(spelled, target_names())
+        names = suggestion(spelled, target_names())
         every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
         raise ValueError(f"{argument} must be a recipe or a format, got {spelled!r}: {names}{every}")
     if keys and keys[0] in bridge.kinds:
         return _of_kind(spelled, bridge, keys, options, patterns)
     if keys and keys[0] not in bridge.recipes:
         names = ", ".join((*bridge.recipes, *bridge.kinds)) or "nothing"
-        close = recipe_names.suggestion(keys[0], (*bridge.recipes, *bridge.kinds))
+        close = suggestion(keys[0], (*bridge.recipes, *bridge.kinds))
         said = _meant(spelled) or (close if close.endswith("?") else "")
         more = f": {said}" if said else ""
         raise ValueError(f"{argument} must have one of {names} behind '{name}:', got {keys[0]!r}{more}")
