@@ -63,6 +63,7 @@ def cast(
             `breccia.moments.Moments.diag` has it. Scales are those of least weighted squared error, whatever
             ``scale_search`` says (docs/numerics.md). Zeros and NaNs take the mean of their column over the experts,
             else of all. Runs on the CPU: tensors of a GPU are copied there and the result back.
+        unknown: none; the message says which argument was meant.
 
     Returns:
         ScaledTensor of logical shape ``x.shape``.
