@@ -65,6 +65,7 @@ TABLES = {
     "stages": stages.stages,
     "kernels": kernels.rules,
     "quality": quality.ways,
+    "quality, files": quality.files,
     "quality, what does not help": quality.not_helping,
 }
 FILES = {

@@ -117,6 +117,22 @@ def not_helping() -> str:
     return table(["format", "rounding", *HEAD[:3]], lines, "llrrr")
 
 
+def files() -> str:
+    """Files as programs run them: their size, and what they lose."""
+    lines = [
+        [
+            row["file"],
+            row["method"],
+            f"{row['bytes'] / 1e6:.1f} MB",
+            f"{row['kld']['mean']['value']:.4f} ± {row['kld']['mean']['error']:.4f}",
+            f"{100 * row['same_top']['value']:.1f}",
+        ]
+        for row in load("quality_files")["rows"]
+    ]
+    head = ["SmolLM2-135M, quantized", "rounding", "tensors", "KLD mean", "same top token, %"]
+    return table(head, lines, "llrrr") + measured("quality_files")
+
+
 def bits_and_kld() -> str:
     """The picture: bits of a weight against KLD, filled where it is ours."""
     title = "SmolLM2-135M: what bits buy, by how weights are rounded"
