@@ -20,7 +20,7 @@ pytest.importorskip("ml_dtypes")  # arrays say by it what their bytes are
 MODULES = bridges.modules()
 CHECKPOINT = {name: m for name, m in MODULES.items() if hasattr(m, "lay_out")}
 CARRIED = [(name, key) for name, m in CHECKPOINT.items() for key, recipe in RECIPES.items() if m.BRIDGE.carries(recipe)]
-CASES = [(name, key) for name, module in CHECKPOINT.items() for key in module.RECIPES]
+CASES = [(name, key) for name, module in CHECKPOINT.items() for key in module.BRIDGE.recipes]
 
 
 def weight(shape: tuple[int, ...] = (256, 384)) -> np.ndarray[Any, Any]:
@@ -51,7 +51,7 @@ def same_values(a: Any, b: Any) -> None:
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_round_trip_is_byte_exact(name: str, key: str) -> None:
     module = CHECKPOINT[name]
-    recipe = module.RECIPES[key]
+    recipe = module.BRIDGE.recipes[key]
     assert module.BRIDGE.carries(recipe)
     scaled = breccia.cast(weight(), recipe)
     parts = _parts.materialize(module.lay_out(scaled))
@@ -79,7 +79,7 @@ def _last_bit(name: str, recipe: Any) -> bool:
     """What docs/formats.md says may change the last bit: the other form of a global scale, and MLX's sum where the
     scales of integers are float32."""
     if isinstance(recipe, breccia.NVFP4BlockScaling):
-        divides = CHECKPOINT[name].RECIPES["nvfp4"].global_scale_form == "divisor"
+        divides = CHECKPOINT[name].BRIDGE.recipes["nvfp4"].global_scale_form == "divisor"
         return divides != (recipe.global_scale_form == "divisor")
     return name == "mlx" and getattr(recipe, "scale_dtype", "") == "fp32"
 
@@ -87,7 +87,7 @@ def _last_bit(name: str, recipe: Any) -> bool:
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_a_transposed_view_is_refused(name: str, key: str) -> None:
     module = CHECKPOINT[name]
-    turned = breccia.cast(weight((256, 256)), module.RECIPES[key]).T
+    turned = breccia.cast(weight((256, 256)), module.BRIDGE.recipes[key]).T
     write = getattr(module, "to_" + module.__name__.rpartition(".")[2])
     for call in (module.lay_out, write):
         with pytest.raises(ValueError, match=r"^scaled must not be a transposed view: pass \.mT of it$"):
@@ -98,7 +98,7 @@ def test_a_transposed_view_is_refused(name: str, key: str) -> None:
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_the_plan_of_a_ghost_is_what_is_made(name: str, key: str) -> None:
     module = CHECKPOINT[name]
-    recipe = module.RECIPES[key]
+    recipe = module.BRIDGE.recipes[key]
     planned = module.lay_out(_parts.ghost((256, 384), recipe))
     made = module.lay_out(breccia.cast(weight(), recipe))
     assert {k: (p.dtype, p.shape) for k, p in planned.items()} == {k: (p.dtype, p.shape) for k, p in made.items()}
@@ -109,7 +109,7 @@ def test_plans_warn_of_nothing(name: str) -> None:
     """Whatever the memory of a ghost holds, which was never written: operations with a signalling NaN are invalid."""
     module = CHECKPOINT[name]
     divisor = breccia.NVFP4BlockScaling(global_scale_form="divisor")
-    for recipe in (*module.RECIPES.values(), *((divisor,) if module.BRIDGE.carries(divisor) else ())):
+    for recipe in (*module.BRIDGE.recipes.values(), *((divisor,) if module.BRIDGE.carries(divisor) else ())):
         ghost = _parts.ghost((256, 384), recipe)
         for part in (ghost.scale, ghost.global_scale):
             if part is not None and part.dtype == np.float32:
@@ -135,7 +135,7 @@ def test_a_recipe_without_a_place_is_refused(name: str) -> None:
     module = CHECKPOINT[name]
     for recipe_type in breccia.recipes.all_recipes():
         recipe = recipe_type()
-        if any(isinstance(known, recipe_type) for known in module.RECIPES.values()):
+        if any(isinstance(known, recipe_type) for known in module.BRIDGE.recipes.values()):
             continue
         if module.BRIDGE.carries(recipe):
             continue
@@ -146,7 +146,7 @@ def test_a_recipe_without_a_place_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, m in CHECKPOINT.items() if name != "gguf"])
 def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
     module = CHECKPOINT[name]
-    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), next(iter(module.RECIPES.values())))))
+    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), next(iter(module.BRIDGE.recipes.values())))))
     for role in parts:
         if parts[role].ndim < 2:
             continue
@@ -170,7 +170,7 @@ HOSTILE = {
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_any_shape_and_dtype_is_read_or_refused(name: str, key: str) -> None:
     module = CHECKPOINT[name]
-    recipe = module.RECIPES[key]
+    recipe = module.BRIDGE.recipes[key]
     parts = _parts.materialize(module.lay_out(breccia.cast(weight(), recipe)))
     for what, hostile in HOSTILE.items():
         for role, array in parts.items():
@@ -186,7 +186,7 @@ def test_any_shape_and_dtype_is_read_or_refused(name: str, key: str) -> None:
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_complex_numbers_are_refused(name: str, key: str, library: str) -> None:
     module = CHECKPOINT[name]
-    recipe = module.RECIPES[key]
+    recipe = module.BRIDGE.recipes[key]
     parts = _parts.materialize(module.lay_out(breccia.cast(weight(), recipe)))
     for role, array in parts.items():
         bad: Any = np.full(array.shape, 1 + 1j, np.complex64)
@@ -199,7 +199,7 @@ def test_complex_numbers_are_refused(name: str, key: str, library: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8])
 def test_modelopt_int4_scales_of_another_dtype_are_refused(dtype: Any) -> None:
     module = CHECKPOINT["modelopt"]
-    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), module.RECIPES["int4"])))
+    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), module.BRIDGE.recipes["int4"])))
     bad = {**parts, "weight_scale": parts["weight_scale"].astype(dtype)}
     with pytest.raises(ValueError, match=r"^scales must be float16, bfloat16 or float32, got dtype "):
         module.from_modelopt(bad, "int4")
@@ -209,7 +209,7 @@ def test_modelopt_int4_scales_of_another_dtype_are_refused(dtype: Any) -> None:
 @pytest.mark.parametrize("role", ["qweight", "qzeros", "scales"])
 def test_words_that_are_no_matrix_are_named(name: str, role: str) -> None:
     module = CHECKPOINT[name]
-    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), next(iter(module.RECIPES.values())))))
+    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), next(iter(module.BRIDGE.recipes.values())))))
     flat = parts[role].reshape(-1)
     sentence = rf"^{name}: '{role}' must be a matrix, got shape \({flat.size},\)$"
     with pytest.raises(ValueError, match=sentence):
@@ -255,11 +255,11 @@ def test_swizzle_round_trip() -> None:
 @pytest.mark.parametrize("name", ["gptq", "awq"])
 def test_formats_of_matrices_say_so(name: str) -> None:
     module = CHECKPOINT[name]
-    scaled = breccia.cast(weight((2, 64, 128)), next(iter(module.RECIPES.values())))
+    scaled = breccia.cast(weight((2, 64, 128)), next(iter(module.BRIDGE.recipes.values())))
     with pytest.raises(ValueError, match=rf"scaled must be a matrix for {name}, got shape \(2, 64, 128\)"):
         module.lay_out(scaled)
     with pytest.raises(ValueError, match="scaled must not be a transposed view"):
-        module.lay_out(breccia.cast(weight((128, 128)), next(iter(module.RECIPES.values()))).T)
+        module.lay_out(breccia.cast(weight((128, 128)), next(iter(module.BRIDGE.recipes.values()))).T)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_formats_of_matrices_say_so(name: str) -> None:
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_global_scale_of_no_number_or_many_is_named(name: str, role: str, count: int) -> None:
     module = CHECKPOINT[name]
-    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), module.RECIPES["nvfp4"])))
+    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), module.BRIDGE.recipes["nvfp4"])))
     with pytest.raises(ValueError, match=rf"{role} must be one number.*got shape \({count},\)"):
         reader(module)({**parts, role: np.ones(count, np.float32)})
 
