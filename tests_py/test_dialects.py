@@ -222,3 +222,11 @@ def test_no_output_keeps_what_another_format_says(name: str, tmp_path: Path) -> 
         ), to
         if to in ("bf16", "fp16", "fp32"):
             assert "quantization_config" not in left
+
+
+@pytest.mark.parametrize("name", ["breccia"])
+def test_inputs_of_a_single_module_are_told_apart(name: str) -> None:
+    recipe, inputs = recipe_of("mxfp8"), inputs_for(recipe_of("mxfp8"), "dynamic")
+    wanted = {"a": inputs, "b": inputs, "c": None}
+    scheme = said(FORMATS[name], dict.fromkeys(wanted, recipe), wanted, None)
+    assert {module: rule.inputs for module in wanted if (rule := scheme.rule(module))} == wanted
