@@ -66,7 +66,6 @@ TABLES = {
     "kernels": kernels.rules,
     "quality": quality.ways,
     "quality, files": quality.files,
-    "quality, what does not help": quality.not_helping,
 }
 FILES = {
     "docs/images/overview.svg": overview.overview,

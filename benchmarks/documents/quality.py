@@ -85,9 +85,10 @@ def _does_not_help(row: dict[str, Any]) -> bool:
 
 
 def _repeats(row: dict[str, Any]) -> bool:
-    """Another damping, and an importance matrix for types of ggml that take none."""
-    plain = row["format"] in ("GGUF MXFP4", "GGUF NVFP4") and row["method"] == "imatrix"
-    return plain or "damping" in row["method"]
+    """Another damping or order, plain rounding of others, which is ours, and an importance matrix that ggml ignores."""
+    ignored = row["format"] in ("GGUF MXFP4", "GGUF NVFP4") and row["method"] == "imatrix"
+    plain = row["method"] == "nearest" and not row["format"].startswith("GGUF")
+    return ignored or plain or "damping" in row["method"] or "natural" in row["method"]
 
 
 def ways() -> str:
@@ -99,22 +100,6 @@ def ways() -> str:
     ]
     head = ["format", "rounding", "by", "bits", *HEAD]
     return table(head, lines, "lllrrrrr") + measured("quality")
-
-
-def not_helping() -> str:
-    """What does not help, beside what it is done to."""
-    found = _pairs()
-    lines = []
-    for language, sentences in found:
-        row = language or sentences
-        assert row is not None
-        plain = {"mse": "nearest, mse", "GPTQ": "GPTQ"}
-        done = {_format(r) for pair in found for r in pair if r and _does_not_help(r)}
-        mine = row["program"] == "breccia" and _format(row) in done and row["format"] == "NVFP4"
-        if mine and (_does_not_help(row) or row["method"] in plain.values()):
-            names = [_format(row), row["method"]]
-            lines.append([*names, *_cells(language, None)[:3]])
-    return table(["format", "rounding", *HEAD[:3]], lines, "llrrr")
 
 
 def files() -> str:
