@@ -175,8 +175,12 @@ def test_e8m0_tiles_become_float_tiles_without_loss(tmp_path: Path) -> None:
 
 def test_options_are_checked_before_any_work(tmp_path: Path) -> None:
     save_arrays({"a.weight": weight(64, 256)}, tmp_path / "a.safetensors")
-    for to, options in [("nope", {}), ("modelopt:nope", {}), ("mxfp8", {"group_size": 64})]:
-        with pytest.raises(ValueError, match="--"):
+    for to, options, argument in [
+        ("nope", {}, "to"),
+        ("modelopt:nope", {}, "to"),
+        ("mxfp8", {"group_size": 64}, "group_size"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{argument} must "):
             convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to, **options)
     (tmp_path / "there").touch()
     with pytest.raises(FileExistsError, match="must not be there"):

@@ -106,10 +106,7 @@ for name, peer in lacking.items():
 print(sorted(set(breccia._LAZY) - lacking.keys()))
 """
     )
-    assert (
-        run(code).strip()
-        == "['bridges', 'calibration', 'checkpoint', 'dlpack', 'evaluation', 'schemes', 'sglang', 'vllm']"
-    )
+    assert run(code).strip() == "['bridges', 'checkpoint', 'dlpack', 'schemes', 'sglang', 'vllm']"
 
 
 def test_import_star_hides_no_builtin():

@@ -34,7 +34,7 @@ from breccia.bridges.contract import FileFormat, Place, stored_name
 from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, is_of_tensor
 from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part, unpack_nibbles
-from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.parts import Found, Part, low_rank_of, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN
@@ -286,13 +286,6 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     level = () if one else (*shape[:-2], 1, 1)
     details, said = Details(fp8 or None, turned), tuple(findings)
     return Found(weight.name, NAME, kind, parts, shape, recipe, layout, dtype, "", level, "", details, findings=said)
-
-
-def low_rank_of(module: str, entries: Mapping[str, Any]) -> tuple[str, ...]:
-    """The matrices of the branch beside a weight, (rank, columns) and (rows, rank); none where there is none.
-    ``module`` ends with a dot."""
-    pairs = [tuple(f"{module}{at}svdquant_lora_{one}" for one in "ab") for at in ("", "weight_quantizer.")]
-    return next((pair for pair in pairs if all(name in entries for name in pair)), ())
 
 
 def refine(found: Found, array: Callable[[str], Array]) -> Found:

@@ -240,3 +240,10 @@ def ghost(
     level = np.empty(global_shape, np.float32) if global_scale else None
     form = cast_form(recipe, shape, "float32")._replace(layout=layout, parts=parts_there(zero_point, level))
     return ScaledTensor._of(form, np.empty(stored, np.uint8), scale, zero_point, level)
+
+
+def low_rank_of(module: str, entries: Mapping[str, Any]) -> tuple[str, ...]:
+    """The matrices of the branch beside a weight, (rank, columns) and (rows, rank); none where there is none.
+    ``module`` ends with a dot."""
+    pairs = [tuple(f"{module}{at}svdquant_lora_{one}" for one in "ab") for at in ("", "weight_quantizer.")]
+    return next((pair for pair in pairs if all(name in entries for name in pair)), ())

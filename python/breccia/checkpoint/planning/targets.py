@@ -185,7 +185,7 @@ def parse_target(
         return Target(spelled, format=bridges.OWN, recipe=_with(base, options), **patterns)
     bridge = bridges.registry().get(name)
     if bridge is None or not bridge.writes:
-        if said := _meant(spelled):
+        if said := meant(spelled):
             raise ValueError(f"{argument} must be a recipe or a format, got {spelled!r}: {said}")
         names = suggestion(spelled, target_names())
         every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
@@ -195,7 +195,7 @@ def parse_target(
     if keys and keys[0] not in bridge.recipes:
         names = ", ".join((*bridge.recipes, *bridge.kinds)) or "nothing"
         close = suggestion(keys[0], (*bridge.recipes, *bridge.kinds))
-        said = _meant(spelled) or (close if close.endswith("?") else "")
+        said = meant(spelled) or (close if close.endswith("?") else "")
         more = f": {said}" if said else ""
         raise ValueError(f"{argument} must have one of {names} behind '{name}:', got {keys[0]!r}{more}")
     default = next(iter(bridge.recipes.values()), None) or recipes.NVFP4BlockScaling()
@@ -226,7 +226,7 @@ def _of_kind(
     if keys[1:]:
         raise ValueError(f"the option after '{bridge.name}:{keys[0]}:' must be left out, got {keys[1]!r}")
     for name in (name for name, value in options.items() if value is not None):
-        raise ValueError(f"--{name.replace('_', '-')} must be left out: {bridge.name}:{keys[0]} has no {name}")
+        raise ValueError(f"{name} must be left out: {bridge.name}:{keys[0]} has no {name}")
     return Target(spelled, format=bridge.name, kind=keys[0], **patterns)
 
 
@@ -235,13 +235,13 @@ def _with(recipe: ScalingRecipe, options: Mapping[str, Any], known_alone: bool =
     if not given:
         return recipe
     if isinstance(size := given.get("group_size"), str) and size != AUTO:
-        raise ValueError(f"--group-size must be a number or '{AUTO}', got {size!r}")
+        raise ValueError(f"group_size must be a number or '{AUTO}', got {size!r}")
     known = {f.name for f in dataclasses.fields(recipe)}
     if known_alone:
         given = {name: value for name, value in given.items() if name in known and getattr(recipe, name) is not None}
     for name in given:
         if name not in known:
-            raise ValueError(f"--{name.replace('_', '-')} must be left out: {type(recipe).__name__} has no {name}")
+            raise ValueError(f"{name} must be left out: {type(recipe).__name__} has no {name}")
     return dataclasses.replace(recipe, **{k: v for k, v in given.items() if v != AUTO})
 
 
@@ -324,7 +324,7 @@ def _bits_of_type(dtype: str) -> float:
     return round(8 * nbytes / (_SHAPE[0] * _SHAPE[1]), 3)
 
 
-def _meant(spelled: str) -> str:
+def meant(spelled: str) -> str:
     """What a name in lower case that is no target probably means, in words; "" where nobody knows."""
     known = [row["name"] for row in targets()]
     if spelled in known:

@@ -20,9 +20,8 @@ from breccia.bridges import outside
 from breccia.bridges.common import float32
 from breccia.bridges.file_kinds import SAFETENSORS, Container, WeightFile
 from breccia.bridges.fp8 import fp8_values
-from breccia.bridges.modelopt import low_rank_of
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.parts import Cut, Found, Origin
+from breccia.bridges.parts import Cut, Found, Origin, low_rank_of
 from breccia.checkpoint.arguments import existing
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
