@@ -86,6 +86,14 @@ def test_arrays_of_numpy(argument, bad, make):
         call(make, ALONE[bad](shape))
 
 
+@pytest.mark.parametrize("bad", [*BAD, *ALONE])
+def test_amax_beside_a_traced_array(bad):
+    jax = pytest.importorskip("jax")
+    given = (BAD | ALONE)[bad]((64, 1))
+    with pytest.raises((TypeError, ValueError), match=r"^amax must "):
+        jax.jit(lambda x: breccia.cast(x, "fp8-row", amax=given).data)(W)
+
+
 @pytest.mark.parametrize("argument", [name for name in ARGUMENTS if not name.startswith(("bias", "w"))])
 def test_infinities(argument):
     shape, call = ARGUMENTS[argument]

@@ -25,6 +25,7 @@ from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import cast_form
+from breccia.value.inputs import side_array
 from breccia.verbs.cast_options import CastOptions, Hadamard
 
 namespace = JAX
@@ -131,14 +132,16 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
     _core.plan_cast(list(x.shape), _spec(recipe))  # checks the shape
     if options.importance is not None and not (_is_known(options.seed) and is_concrete(x)):
         raise ValueError("x must not be traced for importance=, which searches on the CPU: cast outside of jax.jit")
-    known = _is_known(options.seed) and all(map(is_concrete, jax.tree.leaves(options.amax)))
-    if is_here(x) and known and all(isinstance(n, int) for n in options.offset):
+    known_amax = all(map(is_concrete, jax.tree.leaves(options.amax)))
+    if is_here(x) and _is_known(options.seed) and known_amax and all(isinstance(n, int) for n in options.offset):
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
     elif options.importance is not None:
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
         tensor = tensor_of(made, recipe, x.shape, x.dtype.name, x)
         return tensor if len(x.devices()) == 1 else tensor.to(x.sharding)
     elif options.amax is not None or not all(isinstance(n, int) and n == 0 for n in options.offset):
+        if options.amax is not None and known_amax:
+            side_array(options.amax, "amax")  # refuses what is not of numbers
         made = _cast_part(jax.lax.stop_gradient(x), recipe, options)
     else:
         seed = None if options.seed is None else _halves(options.seed)
