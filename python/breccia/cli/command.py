@@ -8,6 +8,7 @@ standard output and standard error take what is said does not change them.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -32,6 +33,8 @@ _FORCE = "replace OUT when the new one is complete, and not before; never IN"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
+    if argv is None:  # a process of its own: objects of planned tensors live to its end, so look at them less often
+        gc.set_threshold(20_000)
     plain_characters()
     with streams():
         return _run(argv)
