@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+import breccia
 import required_peers
 
 # The modules whose ``__all__`` is public; those that import a peer that is not here are left out.
@@ -35,7 +36,7 @@ MODULES = (
     "breccia.transformers",
     "breccia.vllm",
 )
-HEADINGS = ("Args:", "Attributes:", "Returns:", "Raises:")
+HEADINGS = ("Args:", "Attributes:", "Returns:", "Raises:", "Examples:")
 PLAIN = {"self", "cls", "_"}
 
 
@@ -68,6 +69,7 @@ def public() -> dict[str, Any]:
                     # Defaults of a dataclass' fields have names of their own.
                     if not inner.startswith("_") and inspect.isfunction(method) and method.__name__ == inner:
                         add(f"{module_name}.{name}.{inner}", method)
+    add("breccia.open", breccia.open)  # `__all__` leaves it out: import * would hide the built-in
     return found
 
 

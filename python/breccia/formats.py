@@ -61,6 +61,12 @@ def finfo(fmt: str) -> FormatInfo:
 
     Raises:
         ValueError: there is no such format.
+
+    Examples:
+        >>> from breccia import formats
+        >>> fp4 = formats.finfo("float4_e2m1fn")
+        >>> fp4.bits, fp4.max, fp4.has_nan
+        (4, 6.0, False)
     """
     return _finfo(fmt)
 
@@ -91,6 +97,11 @@ def encode(x: Any, fmt: str) -> NDArray[np.uint8]:
     Raises:
         TypeError: ``x`` is not an array of real numbers.
         ValueError: there is no such format.
+
+    Examples:
+        >>> from breccia import formats
+        >>> formats.encode([0.5, 1.0, 1000.0], "float4_e2m1fn")  # 1000 saturates to 6
+        array([1, 2, 7], dtype=uint8)
     """
     refuse_mask(x, "x")
     array = np.asarray(x)
@@ -113,6 +124,11 @@ def decode(codes: Any, fmt: str) -> NDArray[np.float32]:
     Raises:
         TypeError: ``codes`` is not an array of bytes.
         ValueError: there is no such format.
+
+    Examples:
+        >>> from breccia import formats
+        >>> formats.decode(np.arange(8, dtype=np.uint8), "float4_e2m1fn").tolist()
+        [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     """
     return _core.decode(_bytes(codes, "codes"), fmt)
 
@@ -130,6 +146,11 @@ def pack(codes: Any) -> NDArray[np.uint8]:
     Raises:
         TypeError: ``codes`` is not an array of bytes.
         ValueError: ``n`` is odd: add a column of zeros, and give `unpack` the number of codes.
+
+    Examples:
+        >>> from breccia import formats
+        >>> [hex(byte) for byte in formats.pack(np.array([1, 2, 3, 4], np.uint8))]
+        ['0x21', '0x43']
     """
     array = _bytes(codes, "codes")
     if array.ndim == 0:

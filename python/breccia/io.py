@@ -32,6 +32,13 @@ def save(
     Raises:
         TypeError: a value is neither, or metadata is not strings.
         ValueError: a tensor is a transposed view, or two are to be stored under one name.
+
+    Examples:
+        >>> q = breccia.cast(np.ones((64, 256), np.float32), "nvfp4")
+        >>> breccia.save({"up_proj": q}, "model.safetensors", metadata={"license": "apache-2.0"})
+        >>> loaded = breccia.load("model.safetensors")["up_proj"]
+        >>> loaded.recipe == q.recipe, np.array_equal(loaded.data, q.data)
+        (True, True)
     """
     from breccia import bridges
 
@@ -55,6 +62,12 @@ def load(path: str | os.PathLike[str], framework: str = "numpy", *, unmarked: Un
     Raises:
         ValueError: the checkpoint is not valid, or there is no such framework.
         FileNotFoundError: there is no such file.
+
+    Examples:
+        >>> w = np.ones((64, 256), np.float32)
+        >>> breccia.save({"up_proj": breccia.cast(w, "nvfp4"), "norm": w[0]}, "model.safetensors")
+        >>> {name: type(tensor).__name__ for name, tensor in breccia.load("model.safetensors").items()}
+        {'norm': 'ndarray', 'up_proj': 'ScaledTensor'}
     """
     with open(path, framework, unmarked=unmarked) as checkpoint:
         return dict(checkpoint)
@@ -96,6 +109,13 @@ def open(  # noqa: A001 (breccia.open)
     Raises:
         ValueError: the checkpoint is not valid, or there is no such framework.
         FileNotFoundError: there is no such file.
+
+    Examples:
+        >>> w = np.ones((64, 256), np.float32)
+        >>> breccia.save({"up_proj": breccia.cast(w, "nvfp4"), "norm": w[0]}, "model.safetensors")
+        >>> with breccia.open("model.safetensors") as model:
+        ...     print(list(model.keys()), model["up_proj"].shape)
+        ['norm', 'up_proj'] (64, 256)
     """
     return OpenCheckpoint(path, framework, progress, unmarked)
 

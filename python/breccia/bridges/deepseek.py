@@ -56,6 +56,13 @@ def from_deepseek_v3(data: Any, scale: Any, block_k: int = 128, fp8_format: str 
     Raises:
         ValueError: the scale's shape is neither.
         TypeError: wrong dtypes.
+
+    Examples:
+        >>> from breccia import bridges
+        >>> codes, scale = np.zeros((256, 512), np.uint8), np.ones((2, 4), np.float32)
+        >>> q = bridges.from_deepseek_v3(codes, scale)
+        >>> q.shape, q.recipe.block_m, q.recipe.block_k
+        ((256, 512), 128, 128)
     """
     for argument, array in (("data", data), ("scale", scale)):
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
@@ -103,6 +110,13 @@ def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
     Raises:
         TypeError: ``scaled`` is not a ScaledTensor.
         ValueError: the tensor is neither block-scaled FP8 nor MXFP4.
+
+    Examples:
+        >>> from breccia import bridges
+        >>> tiles = breccia.Float8BlockScaling(block_m=128, block_k=128)
+        >>> data, scale = bridges.to_deepseek_v3(breccia.cast(np.ones((256, 512), np.float32), tiles))
+        >>> data.shape, scale.shape, scale.dtype
+        ((256, 512), (2, 4), dtype('float32'))
     """
     check_upright(scaled)
     if not carries(scaled.recipe):

@@ -70,6 +70,14 @@ def gptq(
 
     Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
     ICLR 2023; order and static scales as its authors' ``--act-order --static-groups``.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> w, x = (rng.standard_normal((n, 256), dtype=np.float32) for n in (64, 512))
+        >>> quantized = breccia.gptq(w, x.T @ x, "int4"), breccia.cast(w, "int4")
+        >>> by_gptq, nearest = (np.linalg.norm(breccia.linear(x, q) - x @ w.T) for q in quantized)
+        >>> bool(by_gptq < nearest)
+        True
     """
     return gptq_reported(w, moments, recipe, order=order, damp=damp)[0]
 

@@ -57,6 +57,11 @@ def concatenate(tensors: Iterable[ScaledTensor[A]], axis: int = 0) -> ScaledTens
         TypeError: one is not a ScaledTensor, or they are of different frameworks.
         ValueError: recipes, layouts or shapes differ, a block would be cut, or tensors that would share a scale have
             different ones.
+
+    Examples:
+        >>> q, k, v = (breccia.cast(np.ones((n, 256), np.float32), "mxfp8") for n in (64, 32, 32))
+        >>> breccia.concatenate([q, k, v]).shape
+        (128, 256)
     """
     parts = [part._ready for part in _parts(tensors, "concatenate")]
     if not parts:
@@ -101,6 +106,11 @@ def stack(tensors: Iterable[ScaledTensor[A]]) -> ScaledTensor[A]:
 
     Raises:
         TypeError, ValueError: see `concatenate`.
+
+    Examples:
+        >>> experts = [breccia.cast(np.ones((64, 256), np.float32), "fp8-block") for _ in range(8)]
+        >>> breccia.stack(experts).shape
+        (8, 64, 256)
     """
     parts = _parts(tensors, "stack")
     return concatenate([reshape(t, 1, *t.shape) for t in parts])

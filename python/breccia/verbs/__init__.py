@@ -76,6 +76,14 @@ def cast(
 
     Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
+
+    Examples:
+        >>> w = np.random.default_rng(0).standard_normal((64, 256), dtype=np.float32)
+        >>> q = breccia.cast(w, "nvfp4")
+        >>> q.shape, q.data.shape, q.scale.shape  # two codes to a byte, a scale for 16
+        ((64, 256), (64, 128), (64, 16))
+        >>> w.nbytes, q.nbytes
+        (65536, 9220)
     """
     if unknown:
         raise _unknown(next(iter(unknown)), recipe)
@@ -122,6 +130,12 @@ def dequantize(scaled: ScaledTensor[A], out_dtype: Any = "float32", out: A | Non
     Raises:
         TypeError: ``scaled`` is not a ScaledTensor, or ``out_dtype`` is not one of the four.
         ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
+
+    Examples:
+        >>> w = np.full((2, 32), 1.5, np.float32)
+        >>> back = breccia.dequantize(breccia.cast(w, "mxfp8"), "float16")
+        >>> back.shape, back.dtype, np.array_equal(back, w)
+        ((2, 32), dtype('float16'), True)
     """
     if dtype is not None:
         warnings.warn("dtype= of dequantize is out_dtype=; the old name goes in 0.6", DeprecationWarning, stacklevel=2)
@@ -154,6 +168,14 @@ def matmul(
     Raises:
         TypeError: an operand is neither, or has an unsupported dtype.
         ValueError: the shapes do not match, or ``precision`` is neither.
+
+    Examples:
+        >>> a = np.ones((4, 256), np.float32)
+        >>> w = breccia.cast(np.ones((64, 256), np.float32), "fp8-block")
+        >>> breccia.matmul(a, w.T).shape  # w is stored (N, K)
+        (4, 64)
+        >>> breccia.matmul(a, w.T, out_dtype="float16").dtype
+        dtype('float16')
     """
     precision = _precision(precision)
     if getattr(a, "_rests", False) or getattr(b, "_rests", False):
@@ -186,6 +208,14 @@ def linear(
     Raises:
         TypeError: an operand has an unsupported dtype, or they are of different frameworks.
         ValueError: the shapes do not match.
+
+    Examples:
+        >>> w = breccia.cast(np.ones((64, 256), np.float32), "int8")
+        >>> x, bias = np.ones((4, 256), np.float32), np.zeros(64, np.float32)
+        >>> breccia.linear(x, w, bias).shape
+        (4, 64)
+        >>> breccia.linear(breccia.cast(x, "int8"), w).shape  # inputs may be quantized, too
+        (4, 64)
     """
     check_kernels(x)
     check_kernels(w)
@@ -308,6 +338,14 @@ def requantize(scaled: ScaledTensor[A], new_recipe: ScalingRecipe | str) -> Scal
     Raises:
         TypeError: ``scaled`` is not a ScaledTensor, or ``new_recipe`` is not a recipe.
         ValueError: the shape does not suit the recipe, or there is no recipe of that name.
+
+    Examples:
+        >>> q = breccia.cast(np.ones((64, 256), np.float32), "fp8-block")
+        >>> n = breccia.requantize(q, "nvfp4")
+        >>> q.nbytes, n.nbytes
+        (16392, 9220)
+        >>> breccia.requantize(n, "nvfp4") is n
+        True
     """
     recipe = resolve(new_recipe, "new_recipe")
     _scaled(scaled, "scaled")

@@ -32,6 +32,12 @@ def grouped_matmul(x: ScaledTensor[A] | A, w_stack: ScaledTensor[A], offsets: An
     Raises:
         TypeError: an operand is not what it must be, or operands are of different frameworks or devices.
         ValueError: the shapes do not match, or the offsets are not what they must be.
+
+    Examples:
+        >>> experts = [breccia.cast(np.ones((64, 256), np.float32), "fp8-block") for _ in range(2)]
+        >>> x = np.ones((10, 256), np.float32)  # rows 0 to 3 are of expert 0, rows 4 to 9 of expert 1
+        >>> breccia.grouped_matmul(x, breccia.stack(experts), [0, 4, 10]).shape
+        (10, 64)
     """
     if type(w_stack) is ScaledTensor:
         again = getattr(frameworks.of(w_stack.data), "grouped_again", None)

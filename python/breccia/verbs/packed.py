@@ -180,6 +180,12 @@ def pack(w: ScaledTensor[A]) -> PackedWeight[A]:
     Raises:
         TypeError: ``w`` is not a ScaledTensor.
         ValueError: its codes have not 6 bits, or its rows or blocks are no multiples of 4 codes.
+
+    Examples:
+        >>> w = breccia.cast(np.ones((64, 256), np.float32), "mxfp6")
+        >>> packed = breccia.pack(w)
+        >>> packed.shape, w.nbytes, packed.nbytes
+        ((64, 256), 16896, 12800)
     """
     if not isinstance(w, ScaledTensor):
         raise TypeError(f"w must be a ScaledTensor, got {type(w).__name__}")

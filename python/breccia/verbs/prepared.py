@@ -82,6 +82,12 @@ def prepare(w: ScaledTensor[A]) -> PreparedWeight[A]:
     Raises:
         TypeError: ``w`` is not a ScaledTensor.
         ValueError: it is on another device, on several, or traced.
+
+    Examples:
+        >>> w = breccia.cast(np.ones((64, 256), np.float32), "nvfp4")
+        >>> x = np.ones((4, 256), np.float32)
+        >>> np.array_equal(breccia.linear(x, breccia.prepare(w)), breccia.linear(x, w))
+        True
     """
     if not isinstance(w, ScaledTensor):
         raise TypeError(f"w must be a ScaledTensor, got {type(w).__name__}")

@@ -58,6 +58,15 @@ def quantize_(
             no function.
         ValueError: a weight's shape does not suit the recipe, there is no recipe of that name, or a pattern matches no
             linear layer; nothing has been changed then.
+
+    Examples:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+        >>> model = breccia.quantize_(model, "mxfp8", exclude=["2"])
+        >>> type(model[0]).__name__, type(model[2]).__name__
+        ('QuantizedLinear', 'Linear')
+        >>> model(torch.ones(4, 256)).shape
+        torch.Size([4, 32])
     """
     require("torch", "torch")
     from breccia.nn.quantizing import replace_layers
@@ -90,6 +99,12 @@ def quantize_layer(
         ImportError: torch is not installed.
         TypeError: it is no ``torch.nn.Linear``.
         ValueError: the weight's shape does not suit the recipe, or there is no recipe of that name.
+
+    Examples:
+        >>> import torch
+        >>> layer = breccia.quantize_layer(torch.nn.Linear(256, 64), "fp8-block", activations="fp8-block")
+        >>> layer.weight.shape, layer(torch.ones(4, 256)).shape
+        ((64, 256), torch.Size([4, 64]))
     """
     require("torch", "torch")
     from breccia.nn.quantizing import quantized

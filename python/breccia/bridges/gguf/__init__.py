@@ -209,6 +209,13 @@ def quantize_gguf(x: Any, kind: str, importance: Any = None, moments: Any = None
     Raises:
         ValueError: another kind, rows that are not whole blocks, values that are not finite, both an importance and
             moments, or one of another shape or with a negative number.
+
+    Examples:
+        >>> from breccia import bridges
+        >>> w = np.ones((64, 256), np.float32)
+        >>> blocks = bridges.quantize_gguf(w, "Q4_K")
+        >>> blocks.shape, blocks.dtype  # 4.5 bits a weight
+        ((64, 144), dtype('uint8'))
     """
     names = (*QUANTIZE, *RECIPE_OF)
     if kind not in names:

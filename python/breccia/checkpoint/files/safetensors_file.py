@@ -305,6 +305,12 @@ def save_arrays(
 
     Raises:
         TypeError: ``arrays`` does not map names to NumPy arrays.
+
+    Examples:
+        >>> from breccia import checkpoint
+        >>> checkpoint.save_arrays({"up_proj": np.ones((64, 256), np.float16)}, "model.safetensors")
+        >>> breccia.load("model.safetensors")["up_proj"].dtype
+        dtype('float16')
     """
     if not isinstance(arrays, Mapping):
         raise TypeError(f"arrays must map names to arrays, got {type(arrays).__name__}")

@@ -34,6 +34,14 @@ def inspect(path: str | os.PathLike[str]) -> InspectReport:
 
     Raises:
         ValueError: the checkpoint is not valid.
+
+    Examples:
+        >>> from breccia import checkpoint
+        >>> q = breccia.cast(np.ones((64, 256), np.float32), "nvfp4")
+        >>> breccia.save({"up_proj.weight": q}, "small.safetensors")
+        >>> tensor = checkpoint.inspect("small.safetensors")["tensors"][0]
+        >>> tensor["kind"], tensor["shape"], tensor["bits_per_weight"]
+        ('nvfp4', [64, 256], 4.502)
     """
     with without_collection():
         report: Any = {key: list(value) if key == "tensors" else value for key, value in describe(path)}

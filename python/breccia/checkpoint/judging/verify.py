@@ -221,6 +221,15 @@ def verify(
         TypeError: ``min_sqnr_db`` is neither a number nor None.
         ValueError: a checkpoint or the adapter is not valid, or the adapter changes what is not there, or the moments
             are of other layers.
+
+    Examples:
+        >>> from breccia import checkpoint
+        >>> w = np.random.default_rng(0).standard_normal((64, 256), dtype=np.float32)
+        >>> breccia.save({"up_proj.weight": w}, "model.safetensors")
+        >>> breccia.save({"up_proj.weight": breccia.cast(w, "nvfp4")}, "small.safetensors")
+        >>> report = checkpoint.verify("model.safetensors", "small.safetensors")
+        >>> report["ok"], report["failed"], report["missing"]
+        (True, [], [])
     """
     if min_sqnr_db is not None and not isinstance(min_sqnr_db, (int, float)):
         raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")

@@ -103,6 +103,16 @@ def plan_bits(
         TypeError: ``formats`` are no list of strings, ``bits`` is no number, ``size`` no whole one, or both or neither
             are given.
         ValueError: there is no such format, nothing to plan, or too few ``bits`` or bytes for the least formats.
+
+    Examples:
+        >>> from breccia import checkpoint, moments
+        >>> w = np.random.default_rng(0).standard_normal((64, 256), dtype=np.float32)
+        >>> breccia.save({f"layers.{i}.up_proj.weight": w for i in range(4)}, "model.safetensors")
+        >>> seen = moments.Moments(diag=np.ones(256, np.float32), count=np.asarray(1))
+        >>> moments.save_moments({f"layers.{i}.up_proj": seen for i in range(4)}, "moments.safetensors")
+        >>> plan = checkpoint.plan_bits("model.safetensors", "moments.safetensors", bits=7)
+        >>> sorted(group["format"] for group in plan["groups"]), plan["bits"] <= 7
+        (['fp8', 'fp8', 'nvfp4', 'nvfp4'], True)
     """
     targets = _targets(formats, include, exclude)
     if (bits is None) == (size is None):

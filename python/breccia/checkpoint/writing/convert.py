@@ -147,6 +147,14 @@ def convert(
         ImportError: a GGUF file is to become a directory, and transformers is not installed; or the device is a GPU,
             and torch is not.
         OSError: the disk is full or the like. What is done is kept, and the same call goes on from there.
+
+    Examples:
+        >>> from breccia import checkpoint
+        >>> w = np.random.default_rng(0).standard_normal((64, 256), dtype=np.float32)
+        >>> checkpoint.save_arrays({"up_proj.weight": w, "norm.weight": w[0]}, "model.safetensors")
+        >>> report = checkpoint.convert("model.safetensors", "small.safetensors", to="nvfp4")
+        >>> report["tensors"], report["bytes_read"], report["bytes_written"]
+        ({'copy': 1, 'cast': 1}, 66560, 10244)
     """
     options: Any = dict(zip(Options.__annotations__, map(locals().get, Options.__annotations__), strict=True))
     request = Request(to, **options)
