@@ -3,6 +3,7 @@
 every row of the table in docs/who-loads-what.md says what happened."""
 
 import json
+import re
 from pathlib import Path
 
 import program_runs
@@ -10,6 +11,8 @@ import pytest
 from breccia.checkpoint import convert
 from transformers import AutoModelForCausalLM
 
+# vLLM computes quantized experts by instructions that some CPUs lack.
+AMX = "amx_tile" in Path("/proc/cpuinfo").read_text()
 ROWS = {(row["target"], row["model"]): row for row in json.loads(program_runs.RESULTS.read_text())["rows"]}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -29,9 +32,12 @@ def test_row(target: str, model: str, folder: Path) -> None:
     found, said = program_runs.check("vLLM", target, model, folder), ROWS[target, model]
     if "error" not in said:
         assert found == said
-        return
-    assert found.keys() == said.keys(), found
-    assert found["error"] <= program_runs.bound(target)
+    elif "fails" in found and not AMX:
+        assert model in ("gpt-oss", "qwen3-moe-wide")
+        assert re.match(r"\w+: .*\bMoE backend\b", found["fails"])
+    else:
+        assert "error" in found, found
+        assert found["error"] <= program_runs.bound(target)
 
 
 @pytest.mark.in_turn
@@ -55,8 +61,12 @@ def test_embeddings_of_compressed_tensors_are_not_loaded(kind: str, whose: str, 
     }
     assert found is None
     assert why.startswith(said[whose])
-    with pytest.raises(AttributeError, match="'Embedding' object has no attribute 'weight'"):
-        AutoModelForCausalLM.from_pretrained(out)
+    if whose == "the class":
+        with pytest.raises(AttributeError, match="'Embedding' object has no attribute 'weight'"):
+            AutoModelForCausalLM.from_pretrained(out)
+    else:
+        _, loading = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+        assert list(loading["missing_keys"]) == ["model.embed_tokens.weight"]  # which is random
 
 
 def test_the_log_says_what_this_version_lacks(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
