@@ -240,7 +240,7 @@ def test_group_sizes_that_divide(columns: int, size: int | None, tmp_path: Path)
     assert bool(notes) == (size in (64, 32))
     if notes:
         assert f"a.weight: groups of 128 do not divide their columns: --group-size {size} divides them all" in notes[0]
-    with pytest.raises(ValueError, match="^group_size must be a number or 'auto', got 'most'"):
+    with pytest.raises(ValueError, match=r"^group_size must be a number or 'auto', got 'most'"):
         convert(tmp_path / "in.safetensors", tmp_path / "no.safetensors", "int4", group_size="most")
 
 

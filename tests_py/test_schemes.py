@@ -369,3 +369,12 @@ def test_inspect_prints_the_scheme(tmp_path, rng, capsys):
     assert "KV cache: FP8 static" in printed
     assert main(["inspect", str(source), "--scheme", "--json"]) == 0
     assert ModelScheme.from_dict(json.loads(capsys.readouterr().out)) == breccia.load_scheme(source)
+
+
+@pytest.mark.parametrize("fields", [{"name.weight": 1}, {"scale_search": 5}, {"scale_search": ["mse"]}])
+@pytest.mark.parametrize("key", ["recipe", "activations", "modules"])
+def test_own_recipes_with_odd_fields_are_refused(key, fields):
+    recipe = {"name": "nvfp4", **fields}
+    told = {"quant_method": "breccia", "recipe": {"name": "nvfp4"}, key: {"a": recipe} if key == "modules" else recipe}
+    with pytest.raises(ValueError, match=rf"^(?:{key} must have the fields of a recipe: |scale_search must )"):
+        read(told)

@@ -11,6 +11,7 @@ from typing import Any
 from breccia import recipes
 from breccia.bridges.checks import mapping
 from breccia.bridges.extra_state import ENDING, from_extra_state
+from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
@@ -62,19 +63,24 @@ def _states(said: Said) -> dict[str, StoredScale]:
     return found
 
 
+def _recipe(fields: Any, key: str) -> ScalingRecipe:
+    try:
+        return recipes.from_dict(mapping(fields, key))
+    except TypeError as error:  # a field that is unknown, or of the wrong type
+        raise ValueError(f"{key} must have the fields of a recipe: {error}") from None
+
+
 def _own(told: Mapping[str, Any], said: Said) -> list[Rule]:
     """breccia's own: one recipe and one form of inputs, others by module, patterns that are ignored."""
     activations = told.get("activations")
     most: Activations | None = inputs_said(told.get("inputs"))
     if activations is not None:
-        most = inputs_of(recipes.from_dict(mapping(activations, "activations")))
+        most = inputs_of(_recipe(activations, "activations"))
     left = names(told.get("ignore"), "ignore") + names(told.get("modules_to_not_convert"), "modules_to_not_convert")
     rules = skipped(Match("glob", one) for one in left)
     apart = {m: inputs_said(one) for m, one in mapping(told.get("module_inputs") or {}, "module_inputs").items()}
-    own = {
-        m: recipes.from_dict(mapping(p, "modules")) for m, p in mapping(told.get("modules") or {}, "modules").items()
-    }
-    every = None if told.get("recipe") is None else recipes.from_dict(mapping(told["recipe"], "recipe"))
+    own = {m: _recipe(one, "modules") for m, one in mapping(told.get("modules") or {}, "modules").items()}
+    every = None if told.get("recipe") is None else _recipe(told["recipe"], "recipe")
     rules += rules_of({m: (own.get(m, every or said.weights.get(m)), apart.get(m, most)) for m in {**own, **apart}})
     return [*rules, *(weights_as_stored(said, most) if every is None else [Rule(LINEAR, every, most)])]
 
