@@ -239,3 +239,15 @@ def test_every_format_of_safetensors_files_is_tried() -> None:
     assert tried >= {
         name for name, bridge in bridges.registry().items() if bridge.writes and not bridge.container.whole
     }
+
+
+@pytest.mark.parametrize("kind", [{}, [], None, 5])
+def test_an_odd_model_type_is_none_that_is_known(kind: Any, tmp_path: Path) -> None:
+    """Beside experts in one tensor, whose order of axes follows from it."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    codes = np.zeros((2, 64, 128), ml_dtypes.float8_e4m3fn)
+    save_arrays({name: codes, f"{name}_weight_scale": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    said = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}, "model_type": kind}
+    (tmp_path / "config.json").write_text(json.dumps({**said, "text_config": {"model_type": kind}}))
+    assert {one.name: one.kind for one in Checkpoint(tmp_path).found}[name] == "fp8"

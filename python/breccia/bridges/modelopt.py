@@ -217,7 +217,7 @@ def _turned(one: Part) -> Part:
 
 def _is_llama4(model: Mapping[str, Any]) -> bool:
     text = model.get("text_config")
-    kinds = [place.get("model_type") for place in (model, text) if isinstance(place, Mapping)]
+    kinds = {str(place.get("model_type")) for place in (model, text) if isinstance(place, Mapping)}
     return not {"llama4", "llama4_text"}.isdisjoint(kinds)
 
 

@@ -129,7 +129,7 @@ def is_stored_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any
     if not is_turned(name, shape, config):
         return False
     for place in _places(config):
-        if place.get("model_type") in _EITHER and "moe_intermediate_size" in place and "hidden_size" in place:
+        if str(place.get("model_type")) in _EITHER and "moe_intermediate_size" in place and "hidden_size" in place:
             inner, outer = place["moe_intermediate_size"], place["hidden_size"]
             return shape[-2:] != ((outer, inner) if name.endswith("down_proj") else (2 * inner, outer))
     return True
