@@ -155,8 +155,7 @@ MESSAGES = {
     "source": (TypeError, lambda: checkpoint.convert(5, "never", "nvfp4"), f"source {PATH}"),
     "destination": (TypeError, lambda: checkpoint.convert("none", 5, "nvfp4"), f"destination {PATH}"),
     "adapter": (TypeError, lambda: checkpoint.merge_lora("none", 5, "never"), f"adapter {PATH}"),
-    "out": (TypeError, lambda: checkpoint.plot("none", 5), f"out {PATH}"),
-    "top": (ValueError, lambda: checkpoint.plot("none", "never.html", top=0), "top must be 1 or more, got 0"),
+    "out": (TypeError, lambda: checkpoint.report("none", 5), f"out {PATH}"),
     "parts": (TypeError, lambda: checkpoint.plan("none", "never", "nvfp4", "2"), "parts must be an integer, got '2'"),
     "no parts": (ValueError, lambda: checkpoint.plan("none", "never", "nvfp4", 0), "parts must be 1 or more, got 0"),
     "to": (

@@ -20,7 +20,7 @@ COMMANDS = {
     "convert": ["convert", "A", "OUT", "--to", "mxfp4", "--quiet"],
     "convert --to gguf": ["convert", "A", "OUT", "--to", "gguf:q8_0", "--quiet"],
     "verify": ["verify", "A", "B"],
-    "plot": ["plot", "B", "--reference", "A", "--out", "OUT.html"],
+    "report": ["report", "B", "--reference", "A", "--html", "OUT.html"],
     "merge-lora": ["merge-lora", "BASE-bf16", "ADAPTER", "OUT", "--quiet"],
     "merge-lora, of the adapter": ["merge-lora", "BASE-bf16", "ADAPTER", "OUT", "--quiet"],
 }
@@ -28,8 +28,6 @@ COMMANDS = {
 
 def made(folder: Path, command: str) -> tuple[list[str], Path]:
     """The command's arguments, and the file that it reads most of."""
-    if command == "plot":
-        pytest.importorskip("matplotlib")
     if command.startswith("merge-lora"):
         source = base(folder / "BASE")
         adapter(folder / "ADAPTER")
@@ -104,7 +102,6 @@ def test_commands_map_no_input(tmp_path: Path, capsys: Any) -> None:
             mapped.append(os.path.realpath(f"/proc/self/fd/{args[0]}"))
 
     sys.addaudithook(audit)
-    pytest.importorskip("matplotlib")
     for number, command in enumerate(COMMANDS):
         (tmp_path / str(number)).mkdir()
         watching[0] = False

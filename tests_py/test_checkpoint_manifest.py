@@ -143,7 +143,7 @@ def test_a_manifest_has_all_of_a_tensor_of_which_several_are_made(tmp_path: Path
         read = Sums()
         read.add("a", start, raw[start : start + 100])
         manifest.add("out", [], read, Sums())
-    manifest.write(tmp_path / "breccia.json", None)
+    manifest.write(tmp_path / "breccia.json", [], None)
     said = json.loads((tmp_path / "breccia.json").read_text())
     assert said["source"] == {"a": f"0-200={checksum(raw):016x}"}
 

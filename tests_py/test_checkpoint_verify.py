@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at checkpoints: inspect, verify and the classic mistakes, plot."""
+"""Looking at checkpoints: inspect, verify and the classic mistakes."""
 
 import json
 import os

@@ -78,29 +78,8 @@ def test_convert_says_what_requantizing_lost(model: Path, tmp_path: Path, capsys
     assert f"requantize: 0 of 2 tensors lossless, SQNR of the others {lost['sqnr_db']:.1f} dB" in out
 
 
-def test_plot(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    run("convert", model, tmp_path / "q", "--to", "modelopt:nvfp4", capsys=capsys)
-    page = tmp_path / "p.html"
-    code, out, _ = run("plot", tmp_path / "q", "--reference", model, "--out", page, "--json", capsys=capsys)
-    assert code == 0
-    assert all(15 < row["sqnr_db"] < 25 for row in json.loads(out)["tensors"])
-    text = page.read_text()
-    for label in (
-        "log2 of scales",
-        "log2 of |error| / RMS of the reference",
-        "SQNR, dB: larger is better",
-        "layers.1.weight",
-    ):
-        assert label in text
-    rows = json.loads(out)["tensors"]
-    assert [sum(row["errors"]) for row in rows] == [128 * 256] * 2
-    assert [sum(row["scales"]) for row in rows] == [128 * 16] * 2
-
-
 def test_json_is_that_of_the_standard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tensor that nothing is lost of has an infinite ratio of signal to noise, for which JSON has no number."""
-    pytest.importorskip("matplotlib")
     source = tmp_path / "model.safetensors"
     rng = np.random.default_rng(0)
     arrays = {"exact.weight": rng.choice([0.0, 1.0, 2.0], (128, 256)), "zeros.weight": np.zeros((128, 256))}
@@ -111,15 +90,18 @@ def test_json_is_that_of_the_standard(tmp_path: Path, capsys: pytest.CaptureFixt
 
     run("convert", source, tmp_path / "q", "--to", "mxfp8", capsys=capsys)
     for command in (
-        ("plot", tmp_path / "q", "--reference", source, "--out", tmp_path / "p.svg"),
+        ("report", tmp_path / "q", "--reference", source, "--html", tmp_path / "p.html"),
         ("verify", source, tmp_path / "q"),
         ("inspect", tmp_path / "q"),
     ):
         code, out, _ = run(*command, "--json", capsys=capsys)
         assert code == 0
         said = json.loads(out, parse_constant=refuse)
-        if command[0] != "inspect":
+        if command[0] == "verify":
             assert {row["sqnr_db"] for row in said["tensors"]} == {"inf"}
+        if command[0] == "report":
+            tensors = [one["row"] for layer in said["layers"] for one in layer["tensors"]]
+            assert {row["sqnr_db"] for row in tensors} == {"inf"}
 
 
 def test_targets_are_listed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,10 +138,8 @@ def test_doctor_names_the_backends_that_a_build_left_out() -> None:
     assert "this build left out avx512, avx512_bf16: BRECCIA_BACKENDS" in " ".join(render(report).split())
 
 
-@pytest.mark.parametrize("command", ["inspect", "plot"])
+@pytest.mark.parametrize("command", ["inspect", "report"])
 def test_errors_are_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if command == "plot":
-        pytest.importorskip("matplotlib")
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 20)
     code, out, err = run(command, tmp_path / "bad.safetensors", "--json", capsys=capsys)
     assert code == 2
@@ -168,40 +148,12 @@ def test_errors_are_one_line(command: str, tmp_path: Path, capsys: pytest.Captur
     assert len(err.splitlines()) == 1
 
 
-def test_png_without_matplotlib_names_the_extra(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    run("convert", model, tmp_path / "q", "--to", "mxfp8", capsys=capsys)
-    code, _, err = run("plot", tmp_path / "q", "--out", tmp_path / "p.png", capsys=capsys)
-    assert code == 2
-    assert "matplotlib is needed here: pip install 'breccia[plot]' (" in err
-
-
 def test_every_command_has_json() -> None:
-    for command in ("demo", "convert", "merge-lora", "inspect", "verify", "calibrate", "evaluate", "plot", "doctor"):
+    for command in ("demo", "convert", "merge-lora", "inspect", "verify", "calibrate", "evaluate", "report", "doctor"):
         out = subprocess.run(
             [sys.executable, "-m", "breccia", command, "--help"], capture_output=True, text=True, check=True
         )
         assert "--json" in out.stdout
-
-
-def test_png_is_a_picture(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    image = pytest.importorskip("PIL.Image")
-    run("convert", model, tmp_path / "q", "--to", "modelopt:nvfp4", capsys=capsys)
-    out = tmp_path / "p.png"
-    code, _, _ = run("plot", tmp_path / "q", "--reference", model, "--out", out, capsys=capsys)
-    assert code == 0
-    assert out.read_bytes()[:16] == b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
-    with image.open(out) as picture:
-        pixels = np.asarray(picture.convert("RGB"))
-    height = 100 * (1.9 + 0.19 * 2)  # 227.99…, which matplotlib 3.10 cuts off and 3.11 rounds
-    assert pixels.shape in [(whole, 100 * 15, 3) for whole in (int(height), round(height))]
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
-    third = pixels.shape[1] // 3
-    for part in range(3):  # scales, errors, bars: something is drawn in each
-        assert pixels[:, part * third : (part + 1) * third].std() > 20
 
 
 # --- screens ------------------------------------------------------------------------------------------------------
@@ -332,8 +284,8 @@ def test_json_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -
         (["convert", "a", "b", "--to", "fp8", "--scale-search", "msee"], "'msee' is unknown, did you mean mse?"),
         (
             ["bake"],
-            "'bake' is unknown, known are convert, merge-lora, inspect, verify, calibrate, plan-bits, evaluate, plot, "
-            "doctor, demo",
+            "'bake' is unknown, known are convert, merge-lora, inspect, verify, calibrate, plan-bits, evaluate, "
+            "report, doctor, demo",
         ),
     ],
 )
@@ -370,21 +322,6 @@ def test_terminals_that_know_ascii_alone(model: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     out = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert "128x256" in out
-
-
-def test_plot_keeps_what_is_there(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    run("convert", model, tmp_path / "q", "--to", "mxfp8", capsys=capsys)
-    (tmp_path / "p.svg").write_text("mine")
-    code, _, err = run("plot", tmp_path / "q", "--out", tmp_path / "p.svg", capsys=capsys)
-    assert (code, (tmp_path / "p.svg").read_text()) == (2, "mine")
-    assert "--force overwrites it" in err
-    _, out, _ = run("plot", tmp_path / "q", "--out", tmp_path / "p.svg", "--force", "--top", 1, capsys=capsys)
-    assert out == f"{tmp_path / 'p.svg'}: 1 of 2 tensors\n"
-    text = (tmp_path / "p.svg").read_text()
-    assert "the 1 of 2 tensors with the" in text
-    assert text.count(">layers.") == 1
-    assert "SQNR" not in text  # nothing was compared: no panel for it
 
 
 @pytest.mark.parametrize("option", ["--include", "--exclude"])
@@ -434,7 +371,7 @@ def test_notes_leave_room_on_the_screen(
 
 def test_options_that_many_commands_have_are_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever works for long is told to be quiet, and what makes a file to replace one, in the same words."""
-    commands = ("convert", "merge-lora", "verify", "calibrate", "plan-bits", "evaluate", "plot")
+    commands = ("convert", "merge-lora", "verify", "calibrate", "plan-bits", "evaluate", "report")
     texts = {}
     for command in commands:
         with pytest.raises(SystemExit, match=r"^0$"):
@@ -546,12 +483,11 @@ def test_long_work_shows_how_far_it_is(
     many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a terminal, and on nothing else; not where JSON was asked for or it was to be quiet."""
-    pytest.importorskip("matplotlib")
     q = tmp_path / "q.safetensors"
     commands: list[list[str | Path]] = [
         ["convert", many, q, "--to", "nvfp4"],
         ["verify", many, q],
-        ["plot", q, "--reference", many, "--out", tmp_path / "p.html"],
+        ["report", q, "--reference", many, "--html", tmp_path / "p.html"],
     ]
     for command in commands:
         monkeypatch.setattr(sys, "stderr", Terminal())

@@ -9,7 +9,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia import _core, comparison
-from breccia.checkpoint.judging.plot import _errors, _scales, scales_of
+from breccia.checkpoint.judging.histograms import block_scales, of_errors, of_scales
 from cases import ALL, normal, shape_for
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -190,23 +190,23 @@ def test_errors_beyond_the_largest_number_count_as_the_largest():
 
 
 @ALL
-def test_plots_count_what_numpy_counts(recipe):
+def test_histograms_count_what_numpy_counts(recipe):
     x = normal(shape_for(recipe, rows=64, at_least=512), 2) * np.float32(0.02)
     scaled = breccia.cast(x, recipe)
-    row = _errors(x, scaled)
+    row = of_errors(x, scaled)
     root = math.sqrt(float(np.mean(np.square(x, dtype=np.float64))))
     error = np.abs(breccia.dequantize(scaled) - x) / np.float32(root)
     wanted, _ = np.histogram(np.clip(half_octaves(np.where(error > 0, error, 2.0**-20)) / 2, -14, 1.5), 32, (-14, 2))
-    assert np.abs(np.subtract(row["errors"], wanted)).sum() <= 2  # numbers on a border, whose quotient was rounded
-    assert sum(row["errors"]) == x.size
-    assert row["largest_error"] == pytest.approx(float(error.max()), rel=1e-6)
+    assert np.abs(np.subtract(row["counts"], wanted)).sum() <= 2  # numbers on a border, whose quotient was rounded
+    assert sum(row["counts"]) == x.size
+    assert row["largest"] == pytest.approx(float(error.max()), rel=1e-6)
 
-    scales = np.abs(scales_of(scaled)).astype(np.float64).reshape(-1)
+    scales = np.abs(block_scales(scaled)).astype(np.float64).reshape(-1)
     logs = np.log2(scales[scales > 0])
     low, high = math.floor(logs.min()), max(math.ceil(logs.max()), math.floor(logs.min()) + 1)
     counts, _ = np.histogram(logs, bins=2 * (high - low), range=(low, high))
-    assert _scales(scales_of(scaled)) == {
-        "scales": counts.tolist(),
+    assert of_scales(block_scales(scaled)) == {
+        "counts": counts.tolist(),
         "low": low,
         "high": high,
         "zeros": int((scales == 0).sum()),

@@ -95,7 +95,7 @@ def test_hostile_checkpoints(name: str, tmp_path: Path, capsys: Any) -> None:
         run(capsys, "inspect", str(path), "--json"),
         run(capsys, "verify", str(path), "--complete"),
     ]
-    run(capsys, "plot", str(path), "--out", str(tmp_path / "out-plot.html"))
+    run(capsys, "report", str(path), "--html", str(tmp_path / "out-report.html"))
     for to in case.to:
         out = tmp_path / "out"
         code, said = run(capsys, "convert", str(path), str(out), "--to", to, "--threads", "1", "--quiet")

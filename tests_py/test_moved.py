@@ -24,7 +24,7 @@ def test_an_old_path_warns_and_is_the_module(old):
     assert module.__name__ == f"breccia.{MOVED[old]}"
 
 
-@pytest.mark.parametrize("name", ["complete", "convert", "doctor", "inspect", "merge_lora", "plot", "verify"])
+@pytest.mark.parametrize("name", ["complete", "convert", "doctor", "inspect", "merge_lora", "verify"])
 def test_functions_hide_the_modules_that_had_their_names(name):
     module = importlib.import_module(f"breccia.checkpoint.{name}")
     assert getattr(breccia.checkpoint, name) is getattr(module, name)

@@ -12,7 +12,6 @@ WRITER = ROOT / "checkpoint/files/disk.py"
 # Where a file is written otherwise, and why.
 OTHERS = {
     ("kernels/triton/products/autotune.py", "write_text"): "a cache in the user's home, below checkpoints; renamed",
-    ("checkpoint/judging/plot.py", "savefig"): "into memory, which the writer puts into a file",
     ("cli/terminal.py", "os.open"): "the null device, for streams that are closed",
     ("evaluation/predictions.py", "np.memmap"): "logits in a folder of temporary files",
 }

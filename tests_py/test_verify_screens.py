@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `breccia verify` and `breccia plot` print and draw: alike layers folded, the summary last, outliers named."""
+"""What `breccia verify` prints: layers that are alike share a line, and the summary is last."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import convert, save_arrays, verify
-from breccia.checkpoint.judging.plot import in_words, measure, plot
 from breccia.checkpoint.judging.verify_lines import render
 from checkpoints import weight
 from test_cli import run
@@ -81,103 +79,3 @@ def test_a_likely_mistake_stands_beside_the_name(tmp_path: Path) -> None:
     (mistake,) = (t["mistake"] for t in report["tensors"])
     assert "nibbles" in mistake
     assert f"below 12 dB: {mistake}?)" in " ".join(render(report).split())
-
-
-def row(name: str, db: float | None, bound: float = 12.0) -> dict[str, Any]:
-    return {"name": name, "format": "breccia nvfp4", "sqnr_db": db, "bound_db": bound}
-
-
-def test_outliers_in_words() -> None:
-    alike = [row(f"l{i}", 20 + i / 100) for i in range(20)]
-    assert in_words(alike) == "median 20.1 dB, lowest 20.0 dB: none is below its bound or far from the others"
-    far = [*alike, row("x", 15.0), row("y", 16.0)]
-    assert in_words(far) == "far below the others, median 20.1 dB: x 15.0 dB, y 16.0 dB"
-    below = [*far, *(row(f"z{i}", float(i)) for i in range(5))]
-    assert in_words(below).startswith("below the bound, median 20.")
-    assert in_words(below).endswith(": z0 0.0 dB, z1 1.0 dB, z2 2.0 dB and 2 more")
-    assert in_words([row("a", None)]) == ""
-    assert in_words([row("a", float("inf")), row("b", float("nan"))]) == ""
-
-
-@pytest.mark.parametrize("kind", ["html", "svg"])
-def test_a_picture_says_what_it_found(
-    kind: str, pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    out = tmp_path / f"p.{kind}"
-    code, said, _ = run("plot", pair[1], "--reference", pair[0], "--out", out, capsys=capsys)
-    assert code == 0
-    assert "below the bound, median 2" in said
-    assert BAD in said
-    text = out.read_text()
-    assert str(tmp_path) not in text  # no path of this machine
-    assert str(pair[0].parent) not in text
-    assert "bad.safetensors against good.safetensors" in text
-    assert "red: the lowest SQNR allowed" in text
-    names = re.findall(r">((?:model\.)?layers\.\d+\.\w+\.weight|…[\w.]+)<", text)
-    assert names.index(BAD) == 0  # the worst is first
-    if kind == "html":
-        assert text.count('<tr class="low">') == 1
-        assert text.count("<tr") == 1 + len(NAMES)
-        assert not re.search(r"""(src|href)=.?(https?:)?//|@import|fetch\(""", text)  # no network
-    code, said, _ = run("plot", pair[1], "--reference", pair[0], "--out", out, "--force", "--json", capsys=capsys)
-    said_json = json.loads(said)
-    assert said_json["found"].startswith("below the bound")
-    assert {one["bound_db"] for one in said_json["tensors"]} == {12}
-
-
-@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0"])
-def test_a_picture_has_scales_of_every_type_of_gguf(kind: str, tmp_path: Path) -> None:
-    """K-quants are read as values; their scales are in the file all the same."""
-    save_arrays({"layers.0.weight": weight(32, 512)}, tmp_path / "x.safetensors")
-    convert(tmp_path / "x.safetensors", tmp_path / "x.gguf", f"gguf:{kind}")
-    (row,) = measure(tmp_path / "x.gguf")
-    runs = 32 * 512 // (32 if kind in ("q4_k", "q5_k", "q8_0") else 16)
-    assert 0.9 * runs < sum(row["scales"]) <= runs
-    assert sum(row["scales"]) + row["zeros"] == runs
-    assert -20 < row["low"] < row["high"] < 2
-
-
-_PAGE = r"""
-// The engine has no locales: digits are compared as a browser does that is asked for "numeric".
-const key = (text, options) => options.numeric ? text.replace(/\d+/g, digits => digits.padStart(9, "0")) : text;
-String.prototype.localeCompare = function (other, locale, options) {
-  const one = key(String(this), options), two = key(other, options);
-  return one < two ? -1 : one > two ? 1 : 0;
-};
-const texts = JSON.parse(table), heads = texts[0].map(text => ({dataset: {}}));
-const body = {rows: texts.map(row => ({cells: row.map(text => ({textContent: text}))}))};
-body.append = (...moved) => { body.rows = [...body.rows.filter(row => !moved.includes(row)), ...moved]; };
-for (const head of heads) head.closest = () => body;
-const document = {querySelectorAll: () => heads};
-const shown = column => JSON.stringify(body.rows.slice(1).map(row => row.cells[column].textContent));
-"""
-
-
-def test_a_click_on_a_head_sorts_the_page(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """The page's own script, over its own table: numbers as numbers, names with numbers in them likewise; a second
-    click turns the order around."""
-    pytest.importorskip("matplotlib")
-    quickjs = pytest.importorskip("quickjs")
-    plot(pair[1], tmp_path / "p.html", pair[0])
-    page = (tmp_path / "p.html").read_text()
-    table = [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in re.findall("<tr.*?>(.*?)</tr>", page)]
-    assert len(table) == 1 + len(NAMES)
-    table[5][2], table[9][2] = "inf", ""  # of layers that are equal, and of some that the reference has not
-    engine = quickjs.Context()
-    engine.set("table", json.dumps(table))
-    (script,) = re.findall("<script>(.*?)</script>", page, re.S)
-    # What a script declares at its top is seen by the next one in a browser, and here.
-    engine.eval(_PAGE + script)
-
-    def clicked(column: int) -> list[str]:
-        return list(json.loads(engine.eval(f"heads[{column}].onclick(); shown({column})")))
-
-    names = sorted(NAMES, key=lambda name: (int(name.split(".")[2]), name))
-    assert clicked(0) == names
-    assert clicked(0) == names[::-1]
-    numbers = sorted(float(row[2]) for row in table[1:] if row[2] not in ("", "inf"))
-    assert numbers[0] < 12 < numbers[1]
-    assert clicked(2) == ["", *(f"{number:.2f}" for number in numbers), "inf"]
-    assert clicked(2)[-1] == ""
-    assert "tr:hover" in page

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole checkpoints on a CPU, one tensor at a time: convert, inspect, verify, plot.
+"""Whole checkpoints on a CPU, one tensor at a time: convert, inspect, verify, report.
 
 No model code is run and nothing is unpickled: files are JSON and raw bytes, checked before use.
 """
@@ -12,7 +12,7 @@ from breccia.checkpoint.files.safetensors_file import SafetensorsFile, Safetenso
 from breccia.checkpoint.judging.complete import complete
 from breccia.checkpoint.judging.doctor import doctor
 from breccia.checkpoint.judging.inspect import inspect
-from breccia.checkpoint.judging.plot import plot
+from breccia.checkpoint.judging.report import report
 from breccia.checkpoint.judging.verify import verify
 from breccia.checkpoint.lora.merge import merge_lora
 from breccia.checkpoint.planning.bits import plan_bits
@@ -34,7 +34,7 @@ __all__ = [
     "merge_lora",
     "plan",
     "plan_bits",
-    "plot",
+    "report",
     "save_arrays",
     "target_names",
     "verify",
@@ -47,7 +47,6 @@ _BEFORE = {
     "doctor": doctor,
     "inspect": inspect,
     "merge_lora": merge_lora,
-    "plot": plot,
     "verify": verify,
 }
 for _name, _function in _BEFORE.items():

@@ -20,6 +20,7 @@ _COMMANDS = {
     **dict.fromkeys(("compare", "check", "diff", "validate", "test"), "verify"),
     **dict.fromkeys(("info", "show", "list", "ls", "dump"), "inspect"),
     **dict.fromkeys(("perplexity", "ppl", "benchmark"), "evaluate"),
+    **dict.fromkeys(("plot", "html", "page"), "report"),
     **dict.fromkeys(("imatrix", "calibration"), "calibrate"),
 }
 _SHORT = 6  # lines of usage that are printed above an error

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from breccia._version import __version__
@@ -22,7 +23,7 @@ from breccia.cli.convert_commands import add_rounding
 from breccia.cli.printing import Shown, show, show_json
 from breccia.cli.terminal import Terminated, plain_characters, said, streams, terminable
 from breccia.peers import require
-from breccia.screen import wrapped
+from breccia.screen import amount, wrapped
 
 __all__ = ["main"]
 
@@ -266,22 +267,22 @@ def _parser(with_demo: bool) -> Parser:
     )
     text_commands.add_evaluate(evaluate)
 
-    plot = _command(
+    report = _command(
         commands,
-        "plot",
-        _plot,
-        "draw scales and errors of every quantized tensor",
-        "breccia plot model-nvfp4/ --reference model/ --out worst.png --top 40",
+        "report",
+        _report,
+        "write one HTML page about a checkpoint, its bits and errors by layer",
+        "breccia report model-nvfp4/ --reference model/ --html report.html",
     )
-    plot.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
-    plot.add_argument("--reference", metavar="A", help="checkpoint to measure errors against")
-    plot.add_argument(
-        "--out", metavar="FILE", default="breccia.html", help=".html, .svg or .png (default: %(default)s)"
+    report.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
+    report.add_argument(
+        "--html", dest="out", metavar="FILE", default="report.html", help="file to write (default: %(default)s)"
     )
-    plot.add_argument(
-        "--top", type=count, metavar="N", help="show only the N tensors with the largest errors (default: at most 200)"
+    report.add_argument("--reference", metavar="A", help="checkpoint that PATH was made of, to measure errors against")
+    report.add_argument(
+        "--moments", metavar="FILE", help="file of breccia calibrate for A: show the error of layers' outputs, too"
     )
-    add_common(plot, force="replace the picture that is there")
+    add_common(report, force="replace the page that is there")
 
     _command(commands, "doctor", _doctor, "show what runs on this machine and what to install for the rest")
 
@@ -381,15 +382,14 @@ def _complete(args: argparse.Namespace) -> Shown:
     return report, [] if args.json else [render(report)], report["ok"]
 
 
-def _plot(args: argparse.Namespace) -> Shown:
-    from breccia.checkpoint.judging.plot import MOST_ROWS, in_words, plot
+def _report(args: argparse.Namespace) -> Shown:
+    from breccia.checkpoint import report
 
-    rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=progress_of(args))
-    drawn = min(len(rows), args.top or MOST_ROWS)
-    of = "" if drawn == len(rows) else f" of {len(rows):,}"
-    found = in_words(rows)
-    lines = [f"{args.out}: {drawn:,}{of} tensors", *(wrapped(found) if found else [])]
-    return {"out": args.out, "found": found, "tensors": rows}, lines, True
+    options = {"moments": args.moments, "force": args.force, "progress": progress_of(args)}
+    data = report(args.path, args.out, args.reference, **options)
+    model, size = data["model"], amount(Path(args.out).stat().st_size)
+    lines = [f"{args.out}: {model['tensors']:,} tensors in {len(data['layers']):,} sections, {size}"]
+    return data, [*lines, *(wrapped(data["found"]) if data["found"] else [])], True
 
 
 def _doctor(_: argparse.Namespace) -> Shown:

@@ -22,7 +22,7 @@ from breccia import formats, verbs
 from breccia.bridges.outside import OutsideTensor, values
 from breccia.bridges.parts import Found
 from breccia.checkpoint.judging.architecture import Architecture, architecture
-from breccia.checkpoint.judging.plot import scales_of
+from breccia.checkpoint.judging.histograms import block_scales
 from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.checkpoint.reports import CompleteReport
@@ -168,7 +168,7 @@ def _of_values(array: Any) -> list[str]:
 
 def _of_scales(scaled: ScaledTensor) -> list[str]:
     said = []
-    scales = np.asarray(scales_of(scaled))
+    scales = np.asarray(block_scales(scaled))
     for what, count in (("NaN", np.isnan(scales).sum()), ("infinite", np.isinf(scales).sum())):
         if count:
             said.append(f"{int(count)} of {scales.size} scales are {what}")

@@ -29,7 +29,6 @@ _FRAMEWORKS = {
     "mlx": ("MLX arrays", "mlx"),
     "triton": ("GPU kernels", "triton"),
     "safetensors": ("the format's own library; not needed", "bridges"),
-    "matplotlib": ("pictures of breccia plot", "plot"),
 }
 
 

@@ -33,7 +33,7 @@ from breccia.value.form import axis_of
 if TYPE_CHECKING:
     from breccia.moments import Moments
 
-__all__ = ["FLOATS_DB", "Difference", "bits_of", "compare", "diagnose", "least", "verify"]
+__all__ = ["FLOATS_DB", "Difference", "bits_of", "compare", "diagnose", "least", "verify", "verify_open"]
 
 # The least signal to quantization noise that an honest conversion has, by the bits of its format: 3 dB for each.
 # A bit is worth 6 dB at most. On gaussian weights the targets of `convert` reach 3.2 dB a bit (FP8 of E5M2) to 5.8
@@ -236,11 +236,32 @@ def verify(
     first, second = (
         Checkpoint(existing(path, name), mapped=False, unmarked=unmarked) for name, path in (("a", a), ("b", b))
     )
+    merged = None if adapter is None else Survival(adapter, first)
+    outputs = None if moments is None else OutputErrors(moments)
+    report = verify_open(
+        first, second, min_sqnr_db=min_sqnr_db, merged=merged, outputs=outputs, moments=moments, progress=progress
+    )
+    first.close()
+    second.close()
+    return report
+
+
+def verify_open(
+    first: Checkpoint,
+    second: Checkpoint,
+    *,
+    min_sqnr_db: float | None = None,
+    merged: Survival | None = None,
+    outputs: OutputErrors | None = None,
+    moments: Any = None,
+    progress: bool = False,
+    look: Callable[[Found, Any, Any], None] = lambda found, reference, tensor: None,
+) -> VerifyReport:
+    """The same of checkpoints that are open; ``look`` is called with each tensor of the second, the reference's values
+    and its own."""
     written, damaged = Written(second), dict[str, list[str]]()
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []
-    merged = None if adapter is None else Survival(adapter, first)
-    outputs = None if moments is None else OutputErrors(moments)
     smoothed = _smoothed(first, second, moments)
     line = Progress(sum(first.nbytes(found) for found in first.found), progress)
     for found in first.found:
@@ -255,9 +276,8 @@ def verify(
             plain = found.format == other.format == "plain"
             same = plain and first.raw(found).tobytes() == second.raw(other).tobytes()
         else:
-            results.append(
-                _compared(first, smoothed.get(found.name, found), second, other, min_sqnr_db, merged, outputs)
-            )
+            exact = smoothed.get(found.name, found)
+            results.append(_compared(first, exact, second, other, min_sqnr_db, merged, outputs, look))
             same = results[-1].ok
         if wrong := written.differing(other):
             damaged[found.name] = wrong
@@ -296,8 +316,6 @@ def verify(
         merged.close()
     if outputs is not None:
         report["output_error"] = outputs.finish()
-    first.close()
-    second.close()
     return report
 
 
@@ -333,6 +351,7 @@ def _compared(
     bound_db: float | None,
     merged: Survival | None,
     outputs: OutputErrors | None,
+    look: Callable[[Found, Any, Any], None],
 ) -> Difference:
     reference, tensor = first.load(first.folded(a)), second.load(second.folded(b))
     if first.container is not second.container and {_axis(reference), _axis(tensor)} == {-1, -2}:
@@ -344,6 +363,7 @@ def _compared(
     difference = compare(a.name, reference, tensor, bound_db)
     if outputs is not None:
         outputs.add(a, lambda: values(reference), lambda: values(tensor))
+    look(b, reference, tensor)
     first.release(a)
     second.release(b)
     return difference

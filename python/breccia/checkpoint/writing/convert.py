@@ -249,7 +249,8 @@ class Job:
         if self.how.manifest:
             output = {name: sha256_of_file(work.out / name, self.threads) for name, _ in self.plan.files}
             sha256 = {"source": sha256_of_tensors(self.checkpoint.home, self.threads), "files": output}
-        self.manifest.write(place_of(work.out / ("" if self.plan.into_directory else work.destination.name)), sha256)
+        place = place_of(work.out / ("" if self.plan.into_directory else work.destination.name))
+        self.manifest.write(place, [*self.plan.notes, *self._of_tensors()], sha256)
 
     def _check_unchanged(self) -> None:
         """Whether the source and the data are what they were when they were opened."""
@@ -273,7 +274,11 @@ class Job:
             if loss.noise == math.inf and name not in self.not_finite:
                 finite.append(f"{name}: not finite where numbers are beyond the range of what they are written in")
         told = [f"{name}: {said['note']}" for name, said in self.rounded.items() if "note" in said]
-        return [*self.notes, *finite, *told, *(f"{c.found.name}: {c.note}" for c in self.plan.choices if c.note)]
+        return [*self.notes, *finite, *told, *self._of_tensors()]
+
+    def _of_tensors(self) -> list[str]:
+        """Notes of the plan on single tensors."""
+        return [f"{choice.found.name}: {choice.note}" for choice in self.plan.choices if choice.note]
 
     def _check_strict(self) -> None:
         notes = [one for one in self._all_notes() if not isinstance(one, Remark)] if self.how.strict else []

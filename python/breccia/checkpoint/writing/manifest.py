@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,15 @@ class Manifest:
         said = sums.joined().said()
         return {name: [*some[name], said.get(name, "")] for name in sorted(some)}
 
-    def write(self, place: Path, sha256: Mapping[str, Any] | None) -> None:
-        """Write it; ``sha256`` are those of tensors."""
+    def write(self, place: Path, notes: Sequence[str], sha256: Mapping[str, Any] | None) -> None:
+        """Write it; ``notes`` are those of the plan, ``sha256`` those of tensors."""
         said: dict[str, Any] = {"breccia": __version__, "to": self._target.spelled}
         if (request := self._request) is not None:
             said |= {"to": request.to, "options": request.said(), "data": _data(self._target, request)}
         if self._target.feedback is not None:
             said["repeatable"] = _OF_BLAS
+        if notes:
+            said["notes"] = list(notes)
         said["source"] = dict(sorted(self.read.joined().said().items()))
         said["files"] = {name: self.known(name) for name in sorted(self._files)}
         disk.write_file(place, json.dumps(said | ({"sha256": sha256} if sha256 else {})).encode() + b"\n")
