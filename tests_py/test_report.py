@@ -94,7 +94,13 @@ def test_the_page_shows_what_was_found(pair: tuple[Path, Path], tmp_path: Path) 
 
 def test_rooms_have_all_bytes(tmp_path: Path) -> None:
     shapes = {"model.embed_tokens": "embeddings", "lm_head": "head", "model.norm": "norms"}
-    layer = {"self_attn.q_proj": "attention", "mlp.up_proj": "mlp", "mlp.gate": "experts", "q_norm": "norms", "LayerNorm": "norms"}
+    layer = {
+        "self_attn.q_proj": "attention",
+        "mlp.up_proj": "mlp",
+        "mlp.gate": "experts",
+        "q_norm": "norms",
+        "LayerNorm": "norms",
+    }
     shapes |= {f"model.layers.0.{name}": room for name, room in layer.items()}
     shapes |= {f"model.layers.0.mlp.experts.{i}.down_proj": "experts" for i in range(3)}
     arrays = {f"{name}.weight": weight(64, 64) for name in shapes}
