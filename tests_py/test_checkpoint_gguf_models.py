@@ -21,7 +21,7 @@ from breccia.checkpoint.reading.rows import rows_of
 from breccia.gguf import models as gguf_models
 from breccia.gguf import rope as gguf_rope
 from breccia.gguf.container import GgufFile
-from breccia.gguf.folder import config_of
+from breccia.gguf.files import config_of
 from checkpoints import weight
 from fault_runner import tree
 from tiny_models import SIZES, logits, random_model, transformers

@@ -357,7 +357,7 @@ def test_verify_has_output_errors_of_what_has_moments(tmp_path):
 
 def test_a_state_stays_until_the_moments_are_written(llama, tmp_path, monkeypatch):
     """An error of the disk at the end takes no sums away."""
-    from breccia.calibration import folder, record
+    from breccia.calibration import Calibration, folder
 
     monkeypatch.setattr(folder, "_STATE_SECONDS", 0.0)
     monkeypatch.setattr(folder, "_BATCH", 32)
@@ -367,7 +367,7 @@ def test_a_state_stays_until_the_moments_are_written(llama, tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.Calibration, "save", full)
+        patch.setattr(Calibration, "save", full)
         with pytest.raises(OSError, match="No space left"):
             folder.calibrate_folder(llama / "model", texts(llama), out, **options)
     assert (tmp_path / "m.safetensors.state").exists()

@@ -21,15 +21,12 @@ PACKAGE = ROOT / "python/breccia"
 LAYERS = {
     "facts": (
         "_core _moved _version layouts recipes recipe_names formats peers spelling "
-        "value= value.form value.foreign value.inputs verbs.cast_options screen "
+        "value= value.form value.inputs verbs.cast_options screen "
         "schemes.inputs schemes.labels schemes.layers schemes.matching schemes.patterns schemes.rules schemes.toml "
         "schemes.value"
     ),
     "registry": "frameworks= kernels.triton=",
-    "value": (
-        "value.slicing value.sixes value.checked value.equality value.pickling value.display scaled_tensor "
-        "kernels.whole_array"
-    ),
+    "value": ("value.slicing value.sixes value.arrays value.display scaled_tensor kernels.whole_array"),
     "verbs": "verbs value.joining delayed autograd kernels comparison",
     "arrays": "frameworks kernels.triton device",
     "models": "nn optim verbs.quantize_model distributed sharding",

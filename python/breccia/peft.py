@@ -38,8 +38,7 @@ from peft.tuners.tuners_utils import check_adapters_to_merge  # noqa: E402
 from peft.utils.other import ModulesToSaveWrapper  # noqa: E402
 
 from breccia import comparison, verbs  # noqa: E402
-from breccia.checkpoint.lora.feedback import OfRows, round_change  # noqa: E402
-from breccia.checkpoint.lora.rounding import How, MergeRounding, seed_of  # noqa: E402
+from breccia.checkpoint.lora.feedback import How, MergeRounding, OfRows, round_change, seed_of  # noqa: E402  # noqa: E402
 from breccia.nn import QuantizedLinear  # noqa: E402
 from breccia.recipes import choices, global_divides  # noqa: E402
 from breccia.scaled_tensor import ScaledTensor, as_array_is  # noqa: E402

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from breccia import _core, frameworks, recipes
 from breccia.layouts import Layout
 from breccia.recipe_names import resolve
-from breccia.value import equality, foreign, pickling, slicing
-from breccia.value.checked import check_arrays, make_core
-from breccia.value.form import PARTS, Form, logical_shape, packing_for, parts_there
+from breccia.value import slicing
+from breccia.value.arrays import check_arrays, equal, from_pickle, hash_of, make_core, to_numpy, to_pickle
+from breccia.value.form import PARTS, Form, foreign_packing, logical_shape, packing_for, parts_there
 from breccia.value.inputs import FLOATS
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class ScaledTensor(Generic[A]):
             core = make_core(arrays, recipe, layout, shape, original_dtype)
             packing = packing_for(4 if core.is_packed else 8, core.shape[form.axis])
         else:
-            packing = foreign.packing(data, scale, layout, shape)
+            packing = foreign_packing(data, scale, layout, shape)
         fill(self, form._replace(packing=packing), arrays, core)
 
     @classmethod
@@ -392,7 +392,7 @@ class ScaledTensor(Generic[A]):
         """
         if copy is False:
             raise ValueError("copy=False cannot be met: the values of a ScaledTensor are made by dequantizing")
-        return pickling.to_numpy(self, dtype)
+        return to_numpy(self, dtype)
 
     @property
     def mT(self) -> ScaledTensor[A]:  # noqa: N802 (NumPy's name)
@@ -426,16 +426,16 @@ class ScaledTensor(Generic[A]):
         """Whether both hold the same bytes in one framework and on one device, under equal recipes and layouts."""
         if self is other:
             return True
-        return equality.equal(self, other) if isinstance(other, ScaledTensor) else NotImplemented
+        return equal(self, other) if isinstance(other, ScaledTensor) else NotImplemented
 
     def __hash__(self) -> int:
-        return equality.key(self)
+        return hash_of(self)
 
     def __copy__(self) -> ScaledTensor[A]:
         return self.map(lambda part: part)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arrays = pickling.to_pickle(_parts(self))
+        arrays = to_pickle(_parts(self))
         return _unpickle, (*arrays, self.recipe, self.layout, self.shape, self.original_dtype)
 
 
@@ -529,9 +529,9 @@ def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:
 
 
 def _unpickle(*stored: Any) -> ScaledTensor:
-    # Four arrays as `pickling.to_pickle` has them, then what they mean.
+    # Four arrays as `to_pickle` has them, then what they mean.
     recipe, layout, shape, original_dtype = stored[4:]
-    data, scale, zero_point, global_scale = pickling.from_pickle(stored[:4], layout)
+    data, scale, zero_point, global_scale = from_pickle(stored[:4], layout)
     meant = {"shape": tuple(shape), "original_dtype": original_dtype}
     return from_buffer(data, scale, recipe, layout, zero_point, global_scale=global_scale, **meant)
 

@@ -34,8 +34,6 @@ from breccia.bridges.parts import Part as Part
 from breccia.bridges.quark import *
 from breccia.bridges.qwix import *
 from breccia.bridges.readers import Readers as Readers
-from breccia.bridges.registering import register as register
-from breccia.bridges.registering import unregister as unregister
 from breccia.bridges.torchao import *
 from breccia.bridges.transformer_engine import *
 from breccia.bridges.written import InputScale as InputScale

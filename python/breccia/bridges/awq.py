@@ -13,11 +13,10 @@ from breccia import _core
 from breccia.bridges.checks import check_axes, flag, float_name, shown
 from breccia.bridges.common import Array, as_numpy, check_matrix, get_matrix, made, row_blocks, scale_name
 from breccia.bridges.contract import FileFormat
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.integers import integer_zero_point, offset_bits, turned
 from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
-from breccia.bridges.written import Written
+from breccia.bridges.written import Dialect, Written
 from breccia.recipes import INT4Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import integers

@@ -14,8 +14,8 @@ import numpy as np
 from breccia.bridges.checks import number, numbers, real
 from breccia.bridges.common import Array, check_parts, codes, get
 from breccia.bridges.contract import FileFormat
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.parts import Found
+from breccia.bridges.written import Dialect
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.schemes.dialects import integers
 

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["FLOATS", "StoredTypeError", "check_axes", "flag", "float_name", "mapping", "number", "numbers", "real"]
-
 FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LARGEST = 2**31  # of a size that a header or a configuration may say
 

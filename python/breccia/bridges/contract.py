@@ -16,31 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from breccia.bridges.common import Array
-from breccia.bridges.dialect import PLACES, Dialect
 from breccia.bridges.file_kinds import SAFETENSORS, Container
 from breccia.bridges.fp8 import of_a_vendor
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
 from breccia.bridges.readers import Readers
-from breccia.bridges.written import InputScale, Written
+from breccia.bridges.written import PLACES, Dialect, InputScale, Written
 from breccia.recipes import ScalingRecipe, has_exponents
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.value import UNSAID, Activations, KVCache, Unsaid
-
-__all__ = [
-    "BY_COLUMNS",
-    "BY_ROWS",
-    "LIKELY",
-    "NAMED",
-    "NO",
-    "PLAIN",
-    "Bridge",
-    "FileFormat",
-    "Kind",
-    "Place",
-    "Sample",
-    "stored_name",
-]
 
 # What a bridge claims of a checkpoint; of two that look alike, the one that tells them apart says a larger number.
 NO, LIKELY, NAMED = 0, 10, 100

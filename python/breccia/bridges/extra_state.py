@@ -17,8 +17,6 @@ import numpy as np
 
 from breccia.bridges.common import Array
 
-__all__ = ["ENDING", "from_extra_state", "to_extra_state"]
-
 ENDING = "._extra_state"
 _MOST = 16 << 20  # bytes; a history of 1024 numbers of three tensors takes 12 KiB
 _PARTS = 3  # inputs, weight and outputs of each product, in this order

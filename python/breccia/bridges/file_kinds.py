@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from breccia.checkpoint.files.planned_file import PlannedWriter
     from breccia.checkpoint.files.safetensors_header import Entry
 
-__all__ = ["SAFETENSORS", "Container", "Output", "WeightFile"]
-
 Spec: TypeAlias = "tuple[str, tuple[int, ...]]"  # dtype and shape
 
 

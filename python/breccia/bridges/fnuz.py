@@ -20,8 +20,6 @@ from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["from_fnuz", "to_fnuz"]
-
 FNUZ_DTYPES = {"F8_E4M3FNUZ": "E4M3", "F8_E5M2FNUZ": "E5M2"}
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from breccia.bridges.common import Array, codes, get, made
 from breccia.bridges.contract import FileFormat, Sample
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.packing import packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
-from breccia.bridges.written import Written
+from breccia.bridges.written import Dialect, Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor

@@ -14,18 +14,8 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges.checks import check_axes, flag, float_name, shown
-from breccia.bridges.common import (
-    Array,
-    as_numpy,
-    check_matrix,
-    codes,
-    get_matrix,
-    made,
-    row_blocks,
-    scale_name,
-)
+from breccia.bridges.common import Array, as_numpy, check_matrix, codes, get_matrix, made, row_blocks, scale_name
 from breccia.bridges.contract import FileFormat, Place
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.integers import int4, integer_zero_point, offset_bits, order_of_columns, turned
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import (
@@ -39,7 +29,7 @@ from breccia.bridges.packing import (
 )
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
 from breccia.bridges.readers import fused_layers
-from breccia.bridges.written import Written
+from breccia.bridges.written import Dialect, Written
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import integers

@@ -8,10 +8,10 @@ from types import ModuleType
 
 from breccia import bridges
 from breccia.bridges.contract import PLAIN, FileFormat, registered
-from breccia.bridges.dialect import PLACES
 from breccia.bridges.file_kinds import SAFETENSORS, Container
+from breccia.bridges.written import PLACES
 
-__all__ = ["OWN", "bridge", "config_files", "containers", "modules", "owned", "registry"]
+__all__ = ["OWN", "bridge", "config_files", "containers", "modules", "owned", "register", "registry", "unregister"]
 
 OWN = "breccia"  # the format of recipes that are named without one
 
@@ -73,3 +73,39 @@ def config_files() -> tuple[str, ...]:
     """Files beside the weights that say how they are quantized, which this package writes too."""
     files = (one.dialect.file for one in registry().values())
     return ("config.json", *(f"{name}.json" for name in files if name))
+
+
+def register(bridge: FileFormat) -> None:
+    """Add a format to those that checkpoints are read from and converted to, for as long as the process lives.
+
+    Args:
+        bridge: what the format is.
+
+    Raises:
+        ValueError: there is a format of that name, or the name is none that the command line can spell.
+    """
+    name = bridge.name
+    if not name or name != name.strip().lower() or ":" in name or name == "plain":
+        raise ValueError(f"bridge.name must be a word in lower case without ':', got {name!r}")
+    if name in registry():
+        raise ValueError(f"bridge.name must be new, there is a format {name!r}")
+    registered[name] = bridge
+    _forget()
+
+
+def unregister(name: str) -> None:
+    """Take a format away that `register` added.
+
+    Args:
+        name: the format's.
+
+    Raises:
+        KeyError: none was.
+    """
+    del registered[name]
+    _forget()
+
+
+def _forget() -> None:
+    for known in (_by_name, containers, owned, config_files):
+        known.cache_clear()

@@ -31,13 +31,12 @@ from breccia.bridges.common import (
     scale_name,
 )
 from breccia.bridges.contract import LIKELY, NAMED, FileFormat
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import from_words, pack_nibbles, packed_codes, scale_part, unpack_bits, words
 from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outside
 from breccia.bridges.readers import Readers
-from breccia.bridges.written import Written
+from breccia.bridges.written import Dialect, Written
 from breccia.formats import finfo
 from breccia.layouts import PerBlockMN
 from breccia.recipes import ScalingRecipe

@@ -31,12 +31,11 @@ from breccia.bridges.common import (
     turned_shape,
 )
 from breccia.bridges.contract import FileFormat, Place, stored_name
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, is_of_tensor
 from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part, unpack_nibbles
 from breccia.bridges.parts import Found, Part, low_rank_of, materialize, part, rows_only
 from breccia.bridges.readers import Readers
-from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, Dialect, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor

@@ -11,8 +11,6 @@ import numpy as np
 from breccia.bridges.common import Array, bfloat16_bits, float32, float_dtype
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["OutsideTensor", "comparable", "values"]
-
 
 @dataclass(frozen=True, eq=False)
 class OutsideTensor:

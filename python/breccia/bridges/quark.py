@@ -28,12 +28,11 @@ from breccia.bridges.common import (
     scale_name,
 )
 from breccia.bridges.contract import NAMED, NO, FileFormat
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, is_of_tensor
 from breccia.bridges.integers import int4, integer_zero_point, offset_codes, turned
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
-from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, Dialect, InputScale, Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from breccia.recipes import ScalingRecipe
 
-__all__ = ["Readers", "fused_layer", "fused_layers"]
-
 # The layers that vLLM and SGLang make of several, and of which.
 _FUSED = (
     ("qkv_proj", ("q_proj", "k_proj", "v_proj")),

@@ -18,8 +18,6 @@ from breccia.scaled_tensor import A, ScaledTensor, as_array_is
 from breccia.value.inputs import check_float32, refuse_mask
 from breccia.verbs.cast_options import column_weights
 
-__all__ = ["GptqReport", "gptq", "gptq_by_torch", "gptq_encoded", "gptq_reported", "matrix_of_moments"]
-
 Order: TypeAlias = Literal["act", "natural"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from breccia.calibration import Calibration
 from breccia.calibration.levels import Level
 from breccia.calibration.run import Options, run
 from breccia.checkpoint.arguments import count_of, path_of
@@ -17,8 +18,6 @@ from breccia.checkpoint.planning.importance import print_of
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.evaluation.models import Rows, check_length, folder_of, load_model, load_tokenizer, rows_of_text
-
-__all__ = ["calibrate_folder"]
 
 _BATCH = 2048  # tokens that go through the model at once
 _STATE_SECONDS = 60.0
@@ -81,7 +80,7 @@ def calibrate_folder(
         warnings.filterwarnings("ignore", "more data is needed")
         state = target.with_name(f"{target.name}.state")
         options = Options.checked(level, memory, block, "float32", state, _STATE_SECONDS)
-        found = run(model, _batches(model, rows, line), options, keep=True)
+        found = Calibration(*run(model, _batches(model, rows, line), options, keep=True))
     line.finish()
     if tokens is not None and rows.rows.size < tokens:
         short = f"{tokens:,} tokens were asked for, the text has {rows.available:,}: {rows.rows.size:,} in whole rows"

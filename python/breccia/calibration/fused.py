@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["FusedExperts", "fused_experts", "products_of", "untouched"]
-
 # Called with a parameter's name, the number of the expert, and the rows (R, K) that it is multiplied with.
 Seen = Callable[[str, int, torch.Tensor], None]
 

@@ -13,8 +13,6 @@ import torch
 from breccia.calibration.fused import FusedExperts, products_of
 from breccia.calibration.levels import is_expert, of_any_expert
 
-__all__ = ["Watch", "evaluating", "linear_layers", "rows_of", "run_batch", "shared", "tied_layers"]
-
 # Called with the layer's name and its input, before the layer is run.
 Seen = Callable[[str, torch.Tensor], None]
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["LEVELS", "Choice", "choose", "is_expert", "of_any_expert"]
-
 Level: TypeAlias = Literal["diag", "block", "full"]
 LEVELS = get_args(Level)
 _EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")

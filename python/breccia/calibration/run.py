@@ -30,18 +30,16 @@ from breccia.calibration.inputs import (
     watching,
 )
 from breccia.calibration.levels import LEVELS, Choice, choose, is_expert
-from breccia.calibration.record import Calibration
 from breccia.calibration.sums import StackedSums, Sums
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, save_arrays
 from breccia.checkpoint.files.sums import checksum
 from breccia.moments import Moments
 
-__all__ = ["Options", "run"]
-
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ROWS_A_COLUMN = 4  # fewer rows than so many times K leave the smallest directions of H to chance
 _CACHED = ("k_proj", "v_proj")
+Result = tuple[dict[str, Moments], dict[str, float], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -226,8 +224,9 @@ def _digest(into: Any, value: Any) -> None:
         into.update(repr(value).encode())
 
 
-def run(model: torch.nn.Module, batches: Iterable[Any], options: Options, keep: bool = False) -> Calibration:
-    """See `breccia.calibrate`; ``keep``: leave the state, which the caller removes when it has written the result."""
+def run(model: torch.nn.Module, batches: Iterable[Any], options: Options, keep: bool = False) -> Result:
+    """The parts of a `Calibration`, see `breccia.calibrate`; ``keep``: leave the state, which the caller removes when
+    it has written the result."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     names = list(linear_layers(model))
@@ -266,7 +265,7 @@ def _recorded(model: torch.nn.Module, names: list[str], batches: Iterable[Any], 
     return record
 
 
-def _result(record: Record, names: list[str], tied: Mapping[str, str]) -> Calibration:
+def _result(record: Record, names: list[str], tied: Mapping[str, str]) -> Result:
     """``tied``: layer → the embedding whose weight it has, under whose name its moments stand."""
     made: dict[str, Moments] = {leader: sums.moments() for leader, sums in record.sums.items()}
     stacks = {name: stack.moments() for name, stack in record.stacks.items()}
@@ -294,7 +293,7 @@ def _result(record: Record, names: list[str], tied: Mapping[str, str]) -> Calibr
     levels = {level: sum(m.level == level for m in made.values()) for level in LEVELS}
     report = {"batches": record.batches, "tokens": record.tokens, "inputs": levels, "notes": notes}
     by_name = {tied.get(name, name): made[record.first[name]] for name in names if name in record.first} | stacks
-    return Calibration(by_name, record.output_amax, report)
+    return by_name, record.output_amax, report
 
 
 def _said(names: list[str], one: str, many: str) -> str:

@@ -10,8 +10,6 @@ import torch
 
 from breccia.moments import Moments
 
-__all__ = ["StackedSums", "Sums"]
-
 
 class Sums:
     """Σ x.T x in ``dtype``, or what a level keeps of it (of "block": runs of ``block`` columns), and the largest

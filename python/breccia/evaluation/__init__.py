@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from breccia.peers import require
 
@@ -146,9 +148,6 @@ def figures_of(loss: Any, theirs: dict[str, Any]) -> dict[str, Any]:
     Returns:
         "perplexity", "kld" and "same_top", as `evaluate` has them.
     """
-    import numpy as np
-
-    from breccia.evaluation.figures import with_error
 
     def perplexity(x: Any) -> Any:
         return np.exp(np.mean(x))
@@ -205,3 +204,22 @@ def render(report: dict[str, Any]) -> list[str]:
         f"bytes           {size['checkpoint']:,} of {size['reference']:,} ({share:.1%})",
         f"{report['predictions']:,} predictions in {rows} of {report['length']} tokens; ± is one standard error",
     ]
+
+
+_RUN = 32  # neighbouring predictions are drawn together: they are not independent
+_DRAWS = 400
+
+Array = np.ndarray[Any, Any]
+
+
+def with_error(figure: Callable[[Array], Any], values: Array) -> dict[str, float | None]:
+    """A figure of n predictions, "value", and its standard error, "error", by a bootstrap over runs of 32 neighbours
+    (Künsch 1989) in the rows of values (R, T); None for fewer than two runs. The same for the same values: draws are
+    seeded."""
+    runs = [run for row in values for run in np.array_split(row, max(len(row) // _RUN, 1))]
+    value = float(figure(np.concatenate(runs)))
+    if len(runs) < 2:
+        return {"value": value, "error": None}
+    rng = np.random.default_rng(0)
+    drawn = [figure(np.concatenate([runs[i] for i in rng.integers(0, len(runs), len(runs))])) for _ in range(_DRAWS)]
+    return {"value": value, "error": float(np.std(drawn, ddof=1))}

@@ -19,8 +19,6 @@ from breccia.schemes.inputs import largest_code
 from breccia.schemes.layers import Layers
 from breccia.schemes.value import Activations
 
-__all__ = ["INPUTS", "OF_FILE", "quantized_inputs"]
-
 OF_FILE = "file"
 # By name, with scales made of the inputs.
 INPUTS: dict[str, ScalingRecipe] = {

@@ -23,8 +23,6 @@ from breccia.checkpoint.reading.models import is_written_turned
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.peers import require
 
-__all__ = ["Rows", "check_length", "folder_of", "load_model", "load_tokenizer", "rows_of_text"]
-
 _HERE: dict[str, Any] = {"local_files_only": True}  # nothing is fetched
 
 

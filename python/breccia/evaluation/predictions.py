@@ -14,8 +14,6 @@ import torch
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.progress import Progress
 
-__all__ = ["Predictions", "compared", "kept"]
-
 _CHUNK = 64  # predictions whose distributions are in memory in double precision
 
 

@@ -25,8 +25,6 @@ from breccia.checkpoint.files.safetensors_header import Entry, emptied
 from breccia.gguf.models import model_of
 from breccia.gguf.types import Fields, whole
 
-__all__ = ["LEFT_OUT", "GgufFile", "GgufWriter", "block_bytes", "block_type"]
-
 LEFT_OUT = "breccia.left_out"  # metadata: names of the source's tensors that the file has no place for
 
 _MAGIC = b"GGUF"

@@ -19,8 +19,6 @@ from breccia.bridges.outside import OutsideTensor
 from breccia.layouts import Layout
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["All", "Alternate", "Cut", "Heads", "keeps_codes"]
-
 
 @dataclass(frozen=True)
 class Alternate:

@@ -18,8 +18,6 @@ from breccia.checkpoint.files.dtypes import typed
 from breccia.gguf.container import GgufFile
 from breccia.moments import Moments
 
-__all__ = ["read_imatrix"]
-
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MOST_ENTRIES, _MOST_NAME = 1 << 16, 4096
 

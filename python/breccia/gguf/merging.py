@@ -35,8 +35,6 @@ from breccia.gguf.container import GgufFile
 from breccia.gguf.files import model_names
 from breccia.gguf.models import ModelMap
 
-__all__ = ["MergeInPlace", "read_adapter"]
-
 _ENCODED = {kind.name: kind for kind in KINDS.values() if kind.encode is not None}
 _WRITTEN = (*FLOATS, *RECIPE_OF, *_ENCODED)
 

@@ -20,8 +20,6 @@ from breccia.gguf.cuts import Alternate, Cut, Heads
 from breccia.gguf.parameters import check_fields, hyperparameters, key_heads_of, latent_of, latent_of_fields, why_not
 from breccia.gguf.types import STRING, UINT32, Fields
 
-__all__ = ["ModelMap", "model_map", "model_of"]
-
 # Modules → modules, and tensors that are not called as a module's weight or bias → tensors: by the gguf package
 # (names.json, which benchmarks/make_gguf_names.py writes). All experts of a layer are one tensor, which is called as
 # MLX does until it has GGUF's name.

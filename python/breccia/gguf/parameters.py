@@ -9,18 +9,6 @@ from typing import Any
 from breccia.gguf.rope import check_rope, head_width, rope_fields, rope_of
 from breccia.gguf.types import BOOL, FLOAT32, STRING, UINT32, Fields, number, whole
 
-__all__ = [
-    "OWN",
-    "check_fields",
-    "config_fields",
-    "gemma_scale",
-    "hyperparameters",
-    "key_heads_of",
-    "latent_of",
-    "latent_of_fields",
-    "why_not",
-]
-
 # Gemma: each layer of a number sees all, others a window; the largest model, by its layers, is scaled otherwise.
 _PATTERNS = {"gemma2": (2, 46), "gemma3": (6, 62)}
 _SOFTMAX, _SIGMOID = 1, 2  # how probabilities of experts are made

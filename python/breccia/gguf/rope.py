@@ -18,19 +18,6 @@ import numpy as np
 
 from breccia.gguf.types import FLOAT32, STRING, UINT32, Fields, number, whole
 
-__all__ = [
-    "ROPE_FACTORS",
-    "ROPE_TENSORS",
-    "check_rope",
-    "head_width",
-    "llama3_of",
-    "longrope_of",
-    "rope_fields",
-    "rope_of",
-    "rope_of_fields",
-    "rope_tensors",
-]
-
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 ROPE_TENSORS = frozenset({ROPE_FACTORS, *_LONG.values()})

@@ -10,8 +10,6 @@ from typing import Any
 
 from breccia.gguf.types import ARRAY, BOOL, MAX_TOKENS, STRING, UINT32, Fields
 
-__all__ = ["chat_fields", "sentencepiece_fields", "special_tokens", "tokenizer_fields"]
-
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-__all__ = ["ARRAY", "BOOL", "FLOAT32", "INT32", "MAX_TOKENS", "STRING", "UINT32", "Fields", "number", "whole"]
-
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 MAX_TOKENS = 1 << 20  # of a tokenizer: the largest ones have less
 Fields = dict[str, tuple[int, Any]]  # key → type and value

@@ -7,25 +7,16 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from breccia import recipes
 from breccia.formats import finfo
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-    all_recipes,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.schemes.labels import recipe_label
-from breccia.schemes.rules import Activations
-
-__all__ = ["WORDS", "inputs_for", "inputs_in", "largest_code", "recipe_of_inputs"]
+from breccia.schemes.rules import MXFP4_DYNAMIC, MXFP8_DYNAMIC, NVFP4_DYNAMIC, NVFP4_LOCAL, Activations
 
 WORDS = ("dynamic", "static", "local", "none")
+# By the name of the weights' recipe: inputs in blocks of its own, and elements of inputs with one scale.
+_IN_BLOCKS = {"nvfp4": NVFP4_DYNAMIC, "mxfp4": MXFP4_DYNAMIC, "mxfp6": MXFP8_DYNAMIC, "mxfp8": MXFP8_DYNAMIC}
+_ELEMENTS = dict.fromkeys(("delayed", "current", "expanded"), "float8_e4m3fn") | dict.fromkeys(("int4", "int8"), "int8")
 
 
 def inputs_for(weights: ScalingRecipe | str, when: str) -> Activations:
@@ -34,23 +25,15 @@ def inputs_for(weights: ScalingRecipe | str, when: str) -> Activations:
     FP8 and INT8 have one scale for each token, or one static scale; FP8 in tiles 1 × 128 dynamic ones; MXFP8 and MXFP4
     their own blocks, MXFP6 those of MXFP8; NVFP4 its own blocks, of which "static" and "local" are one thing, for its
     blocks' scales are always made of the inputs; INT4 has INT8 per token."""
-    if isinstance(weights, NVFP4BlockScaling):
-        if when in ("static", "local"):
-            return Activations("float4_e2m1fn", "group", "local", 16, scale="float8_e4m3fn")
-        if when == "dynamic":
-            return Activations("float4_e2m1fn", "group", "dynamic", 16, scale="float8_e4m3fn")
-    if isinstance(weights, MXFP4BlockScaling) and when == "dynamic":
-        return Activations("float4_e2m1fn", "group", "dynamic", 32, scale="float8_e8m0fnu")
-    if isinstance(weights, (MXFP6BlockScaling, MXFP8BlockScaling)) and when == "dynamic":
-        return Activations("float8_e4m3fn", "group", "dynamic", 32, scale="float8_e8m0fnu")
-    if isinstance(weights, Float8BlockScaling) and when == "dynamic":
+    kind = weights.name if isinstance(weights, ScalingRecipe) else ""
+    if kind == "nvfp4" and when in ("static", "local"):
+        return NVFP4_LOCAL
+    if kind in _IN_BLOCKS and when == "dynamic":
+        return _IN_BLOCKS[kind]
+    if isinstance(weights, recipes.Float8BlockScaling) and when == "dynamic":
         return Activations("float8_e4m3fn", "group", "dynamic", weights.block_k)
-    if isinstance(weights, (INT4Scaling, INT8Scaling)) and when in ("dynamic", "static"):
-        return Activations("int8", "token" if when == "dynamic" else "tensor", when)
-    blocks = (MXFP4BlockScaling, MXFP6BlockScaling, MXFP8BlockScaling, Float8BlockScaling)
-    eight = isinstance(weights, ScalingRecipe) and weights.element.startswith("float8")
-    if eight and not isinstance(weights, blocks) and when in ("dynamic", "static"):
-        return Activations("float8_e4m3fn", "token" if when == "dynamic" else "tensor", when)
+    if kind in _ELEMENTS and when in ("dynamic", "static"):
+        return Activations(_ELEMENTS[kind], "token" if when == "dynamic" else "tensor", when)
     raise ValueError(f"inputs of weights in {recipe_label(weights)} must not be {when}: no program quantizes them so")
 
 
@@ -61,25 +44,25 @@ def recipe_of_inputs(said: Activations) -> ScalingRecipe:
     match said.element, said.per:
         case (("float8_e4m3fn" | "float8_e5m2"), ("tensor" | "token")) if said.bound is None and not powers:
             fp8 = said.element.removeprefix("float8_").removesuffix("fn").upper()
-            return Float8CurrentScaling(fp8_format=fp8, granularity="row" if said.per == "token" else "tensor")
+            return recipes.Float8CurrentScaling(fp8_format=fp8, granularity="row" if said.per == "token" else "tensor")
         case "float8_e4m3fn", "group" if said.when == "dynamic" and powers and said.size == 32:
-            return MXFP8BlockScaling()
+            return recipes.MXFP8BlockScaling()
         case "float8_e4m3fn", "group" if said.when == "dynamic" and said.size:
-            return Float8BlockScaling(block_k=said.size, scale_format="e8m0" if powers else "fp32")
+            return recipes.Float8BlockScaling(block_k=said.size, scale_format="e8m0" if powers else "fp32")
         case "float4_e2m1fn", "group" if said.scale == "float8_e4m3fn" and said.size == 16:
-            return NVFP4BlockScaling(two_level=said.when == "local" or said.two_level)
+            return recipes.NVFP4BlockScaling(two_level=said.when == "local" or said.two_level)
         case "float4_e2m1fn", "group" if powers and said.size == 32:
-            return MXFP4BlockScaling()
+            return recipes.MXFP4BlockScaling()
         case "int8", ("token" | "tensor") if said.symmetric and (said.per == "token" or said.when == "static"):
-            return INT8Scaling()
+            return recipes.INT8Scaling()
         case "int8", "token":
-            return INT8Scaling(symmetric=False)
+            return recipes.INT8Scaling(symmetric=False)
     raise ValueError(f"inputs must be of a form that a recipe makes, {said} is none")
 
 
 def inputs_in(recipe: ScalingRecipe, static: bool) -> Activations:
     """The inverse of `recipe_of_inputs`, of static scales or dynamic ones. Raises ValueError where there is none."""
-    for weights in (recipe, *(kind() for kind in all_recipes())):
+    for weights in (recipe, *(kind() for kind in recipes.all_recipes())):
         for when in ("dynamic", "static"):
             with contextlib.suppress(ValueError):
                 said = inputs_for(weights, when)
@@ -92,10 +75,10 @@ def inputs_in(recipe: ScalingRecipe, static: bool) -> Activations:
 def largest_code(recipe: ScalingRecipe) -> float:
     """The magnitude of an input whose scale is 1, of which the amax of a static scale is so many times the scale: 448
     of FP8 E4M3, 6 · 448 of NVFP4, 127 of INT8. Raises ValueError where inputs in this recipe have no static scale."""
-    if isinstance(recipe, NVFP4BlockScaling):
+    if isinstance(recipe, recipes.NVFP4BlockScaling):
         return 6.0 * 448.0
-    if isinstance(recipe, INT8Scaling):
+    if isinstance(recipe, recipes.INT8Scaling):
         return 127.0
-    if isinstance(recipe, Float8CurrentScaling):
+    if isinstance(recipe, recipes.Float8CurrentScaling):
         return finfo(recipe.element).max
     raise ValueError(f"inputs in {recipe_label(recipe)} have no static scale")

@@ -6,16 +6,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from breccia.recipes import (
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    ScalingRecipe,
-)
-
-__all__ = ["activations_label", "recipe_label", "role_of"]
+from breccia import recipes
+from breccia.recipes import ScalingRecipe
 
 _ELEMENTS = {
     "float8_e4m3fn": "FP8",
@@ -37,15 +29,15 @@ def recipe_label(recipe: ScalingRecipe | str | None) -> str:
             return "high precision"
         case str():
             return recipe
-        case Float8BlockScaling():
+        case recipes.Float8BlockScaling():
             return f"{_ELEMENTS[recipe.element]} {recipe.block_m} × {recipe.block_k}"
-        case Float8CurrentScaling():
+        case recipes.Float8CurrentScaling():
             return _ELEMENTS[recipe.element] + (" per row" if recipe.granularity == "row" else "")
-        case DelayedScaling():
+        case recipes.DelayedScaling():
             return _ELEMENTS[recipe.element]
-        case INT4Scaling():
+        case recipes.INT4Scaling():
             return f"INT4 g{recipe.group_size}" + ("" if recipe.symmetric else " with zero points")
-        case INT8Scaling():
+        case recipes.INT8Scaling():
             size = "per row" if recipe.group_size is None else f"g{recipe.group_size}"
             return f"INT8 {size}" + ("" if recipe.symmetric else " with zero points")
     return recipe.name.upper()

@@ -10,8 +10,6 @@ from breccia.recipes import ScalingRecipe
 from breccia.schemes.inputs import largest_code, recipe_of_inputs
 from breccia.schemes.value import Activations, ModelScheme
 
-__all__ = ["Layer", "Layers"]
-
 
 class Layer(NamedTuple):
     """How a layer multiplies: recipes of its weight and its inputs, None where they stay as they are, and the static

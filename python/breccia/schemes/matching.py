@@ -11,8 +11,6 @@ from fnmatch import fnmatchcase
 
 from breccia.schemes.patterns import Patterns
 
-__all__ = ["KINDS", "Match"]
-
 _MOST = 1024  # characters of a pattern
 _REPEATS = 2  # repetitions in a regular expression that is left to Python
 _LONGEST = 256  # characters of a name for one that looks around, which may repeat once more

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-__all__ = ["Patterns"]
-
 _MOST = 256  # characters of a pattern
 _DEEP = 8  # groups inside of each other
 _STEPS = 10_000_000  # of matching, for all patterns and texts

@@ -14,8 +14,6 @@ from breccia.schemes.dialects import Said, scheme_of
 from breccia.schemes.labels import role_of
 from breccia.schemes.value import UNSAID, Activations, KVCache, ModelScheme, Rule, Unsaid
 
-__all__ = ["differences", "folded", "modules_of", "of_checkpoint"]
-
 
 class Opened(Protocol):
     """What is asked of a checkpoint: see `breccia.checkpoint.Checkpoint`."""

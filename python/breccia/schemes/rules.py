@@ -13,8 +13,6 @@ from breccia.recipes import ScalingRecipe
 from breccia.schemes.labels import activations_label, recipe_label
 from breccia.schemes.matching import Match
 
-__all__ = ["UNSAID", "Activations", "KVCache", "Rule", "StoredScale", "Unsaid", "inputs_said", "rules_of"]
-
 _WHEN = ("static", "dynamic", "local")
 _PER = ("tensor", "token", "group", "block", "channel", "head", "token-head")
 
@@ -78,6 +76,12 @@ class Activations:
 
     def __str__(self) -> str:
         return activations_label(self)
+
+
+NVFP4_LOCAL = Activations("float4_e2m1fn", "group", "local", 16, scale="float8_e4m3fn")
+NVFP4_DYNAMIC = Activations("float4_e2m1fn", "group", "dynamic", 16, scale="float8_e4m3fn")
+MXFP4_DYNAMIC = Activations("float4_e2m1fn", "group", "dynamic", 32, scale="float8_e8m0fnu")
+MXFP8_DYNAMIC = Activations("float8_e4m3fn", "group", "dynamic", 32, scale="float8_e8m0fnu")
 
 
 @dataclass(frozen=True)

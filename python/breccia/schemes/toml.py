@@ -28,8 +28,6 @@ from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import KINDS, Match
 from breccia.schemes.rules import UNSAID, Activations, KVCache, Rule, StoredScale, Unsaid
 
-__all__ = ["cache_of", "match_of", "parts_of_toml", "rule_of", "table_of", "toml_of", "weights_of"]
-
 _WHEN = ("dynamic", "static", "local")
 _CACHES = {
     "fp8": KVCache("float8_e4m3fn"),

@@ -12,8 +12,6 @@ from breccia.schemes.value import Activations, KVCache, ModelScheme
 if TYPE_CHECKING:
     from breccia.checkpoint.reading.source import Checkpoint
 
-__all__ = ["readers", "scales"]
-
 # Algorithms of ModelOpt that these programs do not know, as vLLM 0.33 and SGLang 0.5.23 list them.
 _NOT_VLLM = {"W4A16_AWQ", "W4A8_AWQ", "NVFP4_AWQ", "NVFP4_SVD", "W8A8_SQ_PER_CHANNEL", "W8A16", "MXFP4"}
 _NOT_VLLM |= {"W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8"}

@@ -111,3 +111,30 @@ def cast_form(recipe: ScalingRecipe, shape: Any, original_dtype: str) -> Form:
     bits, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
     packing = packing_for(bits, shape[-1] if shape else 1)
     return Form(recipe, recipe.layout, packing, original_dtype, parts_there(has_zero_point, two_level))
+
+
+def foreign_packing(data: Any, scale: Any, layout: Any, shape: tuple[int, ...] | None) -> str:
+    """How ``data`` of another library's recipe or layout stores its codes (see `Form`), once the layout's own check has
+    passed."""
+    stored = tuple(data.shape)
+    if not stored:
+        raise ValueError("data must be at least 1-D, got 0-D")
+    validate = getattr(layout, "validate", None)
+    if validate is not None:
+        validate(data, scale)
+    if shape is None or tuple(shape) == stored:
+        return "one"
+    axis = getattr(layout, "axis", -1)
+    for name, columns in (("two", 2 * stored[axis]), ("odd", 2 * stored[axis] - 1)):
+        packed = list(stored)
+        packed[axis] = columns
+        if tuple(shape) == tuple(packed):
+            return name
+    raise ValueError(f"shape {tuple(shape)} must be the logical shape of data, whose stored shape is {stored}")
+
+
+def transposed_layout(layout: Any) -> Any:
+    """The layout of the transposed view."""
+    if not hasattr(layout, "T"):
+        raise TypeError(f"layout {type(layout).__name__} must have an attribute T to be transposed")
+    return layout.T

@@ -15,8 +15,7 @@ import numpy as np
 
 from breccia import frameworks
 from breccia.layouts import Layout
-from breccia.value import foreign
-from breccia.value.form import Form, axis_of
+from breccia.value.form import Form, axis_of, transposed_layout
 from breccia.value.inputs import is_integer
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def transposed(scaled: ScaledTensor) -> ScaledTensor:
         return swap(array)
 
     return scaled._with(
-        form=Form(recipe, foreign.transposed(layout), packing, original_dtype, parts),
+        form=Form(recipe, transposed_layout(layout), packing, original_dtype, parts),
         data=swap(scaled.data),
         scale=turn(scaled.scale),
         zero_point=turn(scaled.zero_point),

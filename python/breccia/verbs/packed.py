@@ -9,8 +9,8 @@ from typing import Any
 
 from breccia import _core, formats
 from breccia.scaled_tensor import A, ScaledTensor, fill
-from breccia.value import pickling, sixes
-from breccia.value.checked import check_arrays
+from breccia.value import sixes
+from breccia.value.arrays import check_arrays, from_pickle, to_pickle
 from breccia.value.slicing import check_upright
 
 _CODES, _BYTES = 4, 3  # codes that share bytes
@@ -134,12 +134,12 @@ class PackedWeight(ScaledTensor[A]):
         return self.map(lambda part: part)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arrays = pickling.to_pickle(self._held)
+        arrays = to_pickle(self._held)
         return _unpickle, (arrays, self.recipe, self.layout, self.original_dtype)
 
 
 def _unpickle(arrays: Any, recipe: Any, layout: Any, original_dtype: str) -> PackedWeight:
-    data, scale, zero_point, global_scale = pickling.from_pickle(arrays, layout)
+    data, scale, zero_point, global_scale = from_pickle(arrays, layout)
     meant = {"global_scale": global_scale, "original_dtype": original_dtype}
     return PackedWeight(data, scale, recipe, layout, zero_point, **meant)
 

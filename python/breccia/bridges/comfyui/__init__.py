@@ -31,11 +31,10 @@ from breccia.bridges.common import (
     unswizzle,
 )
 from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES
 from breccia.bridges.packing import code_part, packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
-from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
+from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, Dialect, InputScale, Written, said_of_inputs
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor

@@ -12,8 +12,6 @@ import numpy as np
 from breccia.bridges.common import Array, codes, unswizzle
 from breccia.formats import decode
 
-__all__ = ["decided", "in_tiles", "may_be_tiles"]
-
 _METHOD = "quantization_config"
 _SURE = 8.0  # standard deviations by which rows or columns must differ in one order
 _CLEAR = 1.5  # times as much as in the other order

@@ -28,13 +28,13 @@ from breccia.bridges.compressed_tensors.integers import (
     store_int8,
 )
 from breccia.bridges.contract import FileFormat
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.fnuz import fnuz_values
 from breccia.bridges.fp8 import fp8_format_of, fp8_parts, fp8_recipe
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import code_part, scale_part
 from breccia.bridges.parts import Found, Part, materialize, rows_only
 from breccia.bridges.readers import Readers
+from breccia.bridges.written import Dialect
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import compressed_tensors as words

@@ -21,15 +21,7 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.integers import int4, int4_from_offset, integer_zero_point, offset_codes, order_of_columns
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import (
-    code_part,
-    from_words,
-    pack_nibbles,
-    scale_part,
-    unpack_bits,
-    unpack_nibbles,
-    words,
-)
+from breccia.bridges.packing import code_part, from_words, pack_nibbles, scale_part, unpack_bits, unpack_nibbles, words
 from breccia.bridges.parts import Part, part
 from breccia.layouts import Layout, PerChannel, PerTensor
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe

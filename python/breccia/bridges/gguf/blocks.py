@@ -15,8 +15,6 @@ from breccia.bridges.packing import packed_codes, unpack_nibbles
 from breccia.bridges.parts import Part
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["MAKE", "NUMBERS", "TYPES", "blocks_of", "flat", "half", "q4_1", "split_to_pairs"]
-
 # Type name -> (number, elements per block, bytes per block): ggml.h.
 TYPES: dict[str, tuple[int, int, int]] = {
     "F32": (0, 1, 4),

@@ -4,69 +4,43 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
-from breccia.bridges.common import Array
-from breccia.bridges.file_kinds import Container, Output, WeightFile
-
-if TYPE_CHECKING:
-    from breccia.checkpoint.files.planned_file import PlannedWriter
-
-__all__ = ["GGUF"]
+from breccia.bridges.file_kinds import Container
+from breccia.bridges.gguf.blocks import TYPES
 
 _IMATRIX = "quantize.imatrix.file"  # metadata: what llama-quantize weighed errors by
 
 
-def _files() -> Any:
-    return importlib.import_module("breccia.gguf.files")
+def _of(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"breccia.gguf.{module}"), name)
+
+
+def _by(module: str, name: str) -> Any:
+    """A method that is a function of a module."""
+    return lambda _, *arguments: _of(module, name)(*arguments)
 
 
 class _Gguf(Container):
     title = "GGUF"
     whole = True
     types_alone = True
-
-    @property
-    def said_by_config(self) -> frozenset[str]:
-        tensors: frozenset[str] = _files().ROPE_TENSORS
-        return tensors
-
-    @property
-    def types(self) -> Mapping[str, tuple[int, int]]:
-        return {kind: (block, nbytes) for kind, (_, block, nbytes) in _files().TYPES.items()}
+    types = MappingProxyType({kind: (block, nbytes) for kind, (_, block, nbytes) in TYPES.items()})
+    open = _by("container", "GgufFile")
+    names = _by("files", "names_for")
+    made_anew = _by("files", "made_anew")
+    writer = _by("files", "writer")
+    config_of = _by("folder", "config_of")
+    write_companions = _by("folder", "write_tokenizer")
+    said_by_config = property(lambda self: _of("rope", "ROPE_TENSORS"))
+    merging = property(lambda self: _of("merging", "MergeInPlace"))
+    adapter = property(lambda self: _of("merging", "read_adapter"))
 
     def holds(self, path: Path, start: bytes) -> bool:
         return start.startswith(b"GGUF") or path.suffix == ".gguf"
-
-    def open(self, path: Path) -> WeightFile:
-        file: WeightFile = _files().GgufFile(path)
-        return file
-
-    def names(self, source: Any, left_out: Collection[str]) -> tuple[Any, list[str], list[str]]:
-        names: tuple[Any, list[str], list[str]] = _files().names_for(source, left_out)
-        return names
-
-    def made_anew(self, source: Any, names: Any) -> dict[str, Array]:
-        made: dict[str, Array] = _files().made_anew(source, names)
-        return made
-
-    def writer(self, path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:
-        writer: tuple[PlannedWriter, list[str]] = _files().writer(path, output)
-        return writer
-
-    def config_of(self, file: Any) -> dict[str, Any]:
-        config: dict[str, Any] = _files().config_of(file)
-        return config
-
-    @property
-    def merging(self) -> Any:
-        return importlib.import_module("breccia.gguf.merging").MergeInPlace
-
-    @property
-    def adapter(self) -> Any:
-        return importlib.import_module("breccia.gguf.merging").read_adapter
 
     def scales_of_blocks(self, raw: Any, kind: str) -> Any:
         return importlib.import_module("breccia.bridges.gguf").scales_of_blocks(raw, kind)
@@ -77,10 +51,6 @@ class _Gguf(Container):
         if by is not None:
             lost.append(f"that importance {str(by)[:100]!r} chose the values has no place in the output")
         return "; ".join(lost)
-
-    def write_companions(self, path: Path, folder: Path) -> str:
-        trouble: str = _files().write_tokenizer(path, folder)
-        return trouble
 
 
 GGUF = _Gguf()

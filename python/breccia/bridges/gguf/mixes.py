@@ -10,8 +10,6 @@ from typing import Protocol
 
 from breccia.bridges.gguf.blocks import TYPES
 
-__all__ = ["MIXES", "Model", "fitting", "type_in_mix"]
-
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+?)(_exps|_shexp)?\.weight")
 # Where a row is no whole super-block. For the first two llama-quantize has Q4_0 since 2026, of as many bytes.
 _INSTEAD = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}

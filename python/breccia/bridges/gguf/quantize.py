@@ -20,8 +20,6 @@ from breccia.bridges.common import Array
 from breccia.bridges.gguf.blocks import TYPES
 from breccia.bridges.gguf.values import IQ4
 
-__all__ = ["QUANTIZE", "Feed"]
-
 _AT_ONCE = 1 << 16  # values: their arrays stay in a core's cache
 _TINY = np.float16(2**-24)  # the least float16 above zero
 # How many steps more than there are codes a first guess has in the range of the values: the ends may be clipped.

@@ -11,8 +11,6 @@ import numpy as np
 
 from breccia.bridges.common import Array
 
-__all__ = ["IQ4", "SCALES", "VALUES"]
-
 # What the sixteen codes of IQ4_NL and IQ4_XS stand for (kvalues_iq4nl).
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from breccia.bridges.contract import BY_COLUMNS, BY_ROWS
 
-__all__ = ["LEAST", "Uses", "attributes", "needed", "raised", "without_clips"]
-
 # Opsets whose DequantizeLinear first has blocks and INT4, FP4 and a type of its output, and scales of E8M0; and the
 # versions of files that know them.
 LEAST, _FLOAT4, _E8M0 = 21, 23, 24

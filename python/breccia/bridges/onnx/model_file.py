@@ -25,8 +25,6 @@ from breccia.value.form import axis_of
 if TYPE_CHECKING:
     from breccia.checkpoint.files.planned_file import PlannedWriter
 
-__all__ = ["NAME", "ONNX"]
-
 NAME = "onnx"
 _FIELDS = (2, 3, 4, 5, 6, 7, 8, 14, 20, 25)  # of a model
 _MOST = (1 << 31) - 1  # bytes of a message

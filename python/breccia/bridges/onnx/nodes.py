@@ -9,24 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from breccia import recipes
-from breccia.bridges.common import (
-    SCALE_NAMES,
-    Array,
-    as_numpy,
-    codes,
-    float32,
-    made,
-    row_blocks,
-    turned_shape,
-)
+from breccia.bridges.common import SCALE_NAMES, Array, as_numpy, codes, float32, made, row_blocks, turned_shape
 from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
-
-__all__ = ["FLOATS", "HALVES", "PLAIN", "Node", "swapped_codes"]
 
 # Types of whole bytes, by their names in safetensors; and those of which two share a byte, with a name in `decode`.
 PLAIN = {

@@ -12,7 +12,6 @@ from typing import Any
 from breccia import recipes
 from breccia.bridges.common import in_torch
 from breccia.bridges.contract import FileFormat
-from breccia.bridges.dialect import Dialect
 from breccia.bridges.file_kinds import Container
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.readers import Readers
@@ -20,6 +19,7 @@ from breccia.bridges.torchao import files, reading
 from breccia.bridges.torchao.inputs import inputs_written
 from breccia.bridges.torchao.parts import describe
 from breccia.bridges.torchao.reading import from_parts
+from breccia.bridges.written import Dialect
 from breccia.peers import require
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor

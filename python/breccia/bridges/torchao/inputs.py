@@ -11,7 +11,7 @@ from typing import Any
 from breccia import recipes
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.inputs import inputs_for
-from breccia.schemes.value import Activations
+from breccia.schemes.rules import MXFP4_DYNAMIC, MXFP8_DYNAMIC, NVFP4_DYNAMIC, NVFP4_LOCAL, Activations
 
 # Roles of stored tensors that are static scales of inputs, by the class of the weight's tensor.
 STATIC = {"NVFP4Tensor": "act_per_tensor_scale", "Int8Tensor": "act_quant_scale"}
@@ -33,9 +33,7 @@ AUTO = {"_type": "KernelPreference", "_data": "AUTO"}
 _CONFIGS = {"PerRow": config_of("PerRow", 1, dim=-1), "PerTensor": config_of("PerTensor", 1)}
 _TOKENS = Activations("int8", "token", "dynamic"), Activations("int8", "token", "dynamic", symmetric=False)
 _INT8_STATIC = Activations("int8", "tensor", "static")
-_NVFP4 = inputs_for(recipes.NVFP4BlockScaling(), "dynamic")
-_NVFP4_LOCAL = inputs_for(recipes.NVFP4BlockScaling(), "local")
-_NVFP4_OF_TWO = replace(_NVFP4, two_level=True)
+_NVFP4_OF_TWO = replace(NVFP4_DYNAMIC, two_level=True)
 
 
 def said_of_inputs(kind: str, recipe: ScalingRecipe, inputs: Activations) -> dict[str, Any]:
@@ -72,7 +70,7 @@ def _kwargs(recipe: ScalingRecipe, inputs: Activations) -> tuple[str, dict[str, 
                 "kernel_preference": AUTO,
                 "is_swizzled_scales": False,
             }
-        case recipes.NVFP4BlockScaling() if inputs in (_NVFP4, _NVFP4_OF_TWO, _NVFP4_LOCAL):
+        case recipes.NVFP4BlockScaling() if inputs in (NVFP4_DYNAMIC, _NVFP4_OF_TWO, NVFP4_LOCAL):
             return "QuantizeTensorToNVFP4Kwargs", {
                 "block_size": 16,
                 "is_swizzled_scales": False,
@@ -111,9 +109,10 @@ def inputs_beside(kind: str, attributes: Mapping[str, Any], static: bool) -> Act
             return Activations("int8", *how, symmetric=symmetric)
         case "MXTensor":
             four = "float4" in _name(values.get("elem_dtype"), "_data")
-            return inputs_for(recipes.MXFP4BlockScaling() if four else recipes.MXFP8BlockScaling(), "dynamic")
+            return MXFP4_DYNAMIC if four else MXFP8_DYNAMIC
         case "NVFP4Tensor":
-            return _NVFP4_LOCAL if static else _NVFP4_OF_TWO if values.get("use_dynamic_per_tensor_scale") else _NVFP4
+            two_level = values.get("use_dynamic_per_tensor_scale")
+            return NVFP4_LOCAL if static else _NVFP4_OF_TWO if two_level else NVFP4_DYNAMIC
     return None
 
 

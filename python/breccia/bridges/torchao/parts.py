@@ -17,9 +17,6 @@ from breccia.bridges.parts import Part, part
 from breccia.bridges.torchao.inputs import AUTO, torch_dtype
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["describe"]
-
-
 Described = tuple[str, dict[str, Part], dict[str, Any]]
 
 

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from breccia.bridges.dialect import PLACES
 from breccia.bridges.parts import Found
+from breccia.bridges.written import PLACES
 from breccia.checkpoint.reading.models import is_turned
 from breccia.screen import one_line
 

@@ -24,8 +24,6 @@ from breccia.checkpoint.reading.folder import read_json
 from breccia.checkpoint.reading.source import Checkpoint, container_of
 from breccia.schemes.patterns import Patterns
 
-__all__ = ["Adapter", "Change", "open_adapter"]
-
 Array = Any
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(\.default)?(\.weight)?")

@@ -21,8 +21,8 @@ from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import existing, path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.lora.adapters import Adapter, open_adapter
+from breccia.checkpoint.lora.feedback import How, MergeRounding
 from breccia.checkpoint.lora.plan import Group, MergePlanner
-from breccia.checkpoint.lora.rounding import How, MergeRounding
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.identity import Identity, digest
 from breccia.checkpoint.reading.source import Checkpoint
@@ -36,8 +36,6 @@ from breccia.checkpoint.writing.repack import Sink, repack
 from breccia.checkpoint.writing.work import Work, check_destination
 from breccia.recipes import choices
 from breccia.scaled_tensor import ScaledTensor
-
-__all__ = ["Merge", "merge_lora"]
 
 
 def merge_lora(

@@ -16,7 +16,7 @@ from breccia.bridges.common import global_scale
 from breccia.bridges.parts import Found
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.lora.adapters import Adapter, Change
-from breccia.checkpoint.lora.rounding import MergeRounding
+from breccia.checkpoint.lora.feedback import MergeRounding
 from breccia.checkpoint.planning.choices import Choice, requantized
 from breccia.checkpoint.planning.plan import Plan, Planner
 from breccia.checkpoint.planning.remarks import some
@@ -26,8 +26,6 @@ from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.models import is_stored_turned
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.scaled_tensor import ScaledTensor
-
-__all__ = ["FLOATS", "Group", "MergePlanner"]
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 

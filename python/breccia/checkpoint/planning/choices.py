@@ -31,21 +31,6 @@ from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import axis_of
 
-__all__ = [
-    "LEFT",
-    "QUANTIZED",
-    "Choice",
-    "choose",
-    "has_one_level",
-    "largest_group",
-    "requantized",
-    "stored_bytes",
-    "target_parts",
-    "unread_embedding",
-    "upright",
-    "wanted",
-]
-
 QUANTIZED = frozenset(("repack", "requantize", "cast", "encode", "keep", "same"))  # actions that write codes
 _SCALES = {"F16": "fp16", "BF16": "bf16"}
 _GROUP_SIZES = (128, 64, 32)  # that programs have kernels for

@@ -26,8 +26,6 @@ from breccia.recipes import ScalingRecipe
 from breccia.schemes.value import UNSAID, Activations, KVCache, ModelScheme
 from breccia.spelling import suggestion
 
-__all__ = ["AUTO", "FLOATS", "NO_KIND", "Feedback", "Target", "names_of", "parse_target", "target_names", "targets"]
-
 AUTO = "auto"  # the size of groups that is looked for
 NO_KIND = "none"  # stands for a float type where a rule asks for high precision
 

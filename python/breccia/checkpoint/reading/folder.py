@@ -11,8 +11,8 @@ from typing import Any
 
 from breccia import bridges
 from breccia.bridges.checks import shown
-from breccia.bridges.dialect import PLACES
 from breccia.bridges.file_kinds import WeightFile
+from breccia.bridges.written import PLACES
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.input_file import read_bounded

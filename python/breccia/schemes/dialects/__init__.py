@@ -11,7 +11,7 @@ from breccia.schemes.dialects.common import Said
 from breccia.schemes.value import ModelScheme
 
 if TYPE_CHECKING:
-    from breccia.bridges.dialect import Dialect
+    from breccia.bridges.written import Dialect
 
 __all__ = ["Said", "dialect_of", "methods", "scheme_of"]
 

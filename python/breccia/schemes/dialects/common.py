@@ -15,8 +15,6 @@ from breccia.schemes.matching import Match
 from breccia.schemes.rules import rules_of
 from breccia.schemes.value import Activations, Rule, StoredScale, Unsaid
 
-__all__ = ["LINEAR", "Said", "component", "fp8", "names", "scales_of", "skipped", "weights_as_stored"]
-
 LINEAR = (Match("class", "Linear"),)
 _MOST_SCALES = 1 << 20  # numbers of one stored scale
 

@@ -7,18 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from breccia import recipes
 from breccia.bridges.checks import mapping, number
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects.common import Said, names, scales_of, skipped
 from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
@@ -107,21 +98,21 @@ def weight(part: Mapping[str, Any], form: str = "") -> ScalingRecipe | str:
     symmetric = part.get("symmetric", True) is not False
     mx = "mx" in form or "uint8" in str(part.get("scale_dtype")) or "e8m0" in str(part.get("scale_dtype"))
     if kind == "float" and how == "tensor_group" and bits == 4:
-        return NVFP4BlockScaling(global_scale_form="divisor")
+        return recipes.NVFP4BlockScaling(global_scale_form="divisor")
     if kind == "float" and (bits in (4, 6) or (bits == 8 and mx)):
-        return {4: MXFP4BlockScaling, 6: MXFP6BlockScaling, 8: MXFP8BlockScaling}[bits]()
+        return {4: recipes.MXFP4BlockScaling, 6: recipes.MXFP6BlockScaling, 8: recipes.MXFP8BlockScaling}[bits]()
     if kind == "float" and bits == 8:
         if how == "block":
             rows, columns = part.get("block_structure") or (128, 128)
-            return Float8BlockScaling(block_m=number(rows, _WHAT), block_k=number(columns, _WHAT))
+            return recipes.Float8BlockScaling(block_m=number(rows, _WHAT), block_k=number(columns, _WHAT))
         if how == "group":
-            return Float8BlockScaling(block_k=number(size, f"{_WHAT}.group_size"))
-        return Float8CurrentScaling(granularity="row" if how == "channel" else "tensor")
+            return recipes.Float8BlockScaling(block_k=number(size, f"{_WHAT}.group_size"))
+        return recipes.Float8CurrentScaling(granularity="row" if how == "channel" else "tensor")
     if kind == "int" and bits == 4 and how == "group":
         size = number(size, f"{_WHAT}.group_size")
-        return INT4Scaling(group_size=size, symmetric=symmetric, signed=symmetric)
+        return recipes.INT4Scaling(group_size=size, symmetric=symmetric, signed=symmetric)
     if kind == "int" and bits == 8 and how in ("channel", "group"):
-        return INT8Scaling(group_size=number(size, _WHAT) if how == "group" else None, symmetric=symmetric)
+        return recipes.INT8Scaling(group_size=number(size, _WHAT) if how == "group" else None, symmetric=symmetric)
     return f"{'INT' if kind == 'int' else 'FP'}{bits} per {how}"
 
 

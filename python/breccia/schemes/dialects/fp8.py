@@ -11,6 +11,7 @@ from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4Block
 from breccia.schemes.dialects import modelopt
 from breccia.schemes.dialects.common import LINEAR, Said, component, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.matching import Match
+from breccia.schemes.rules import MXFP8_DYNAMIC
 from breccia.schemes.value import UNSAID, Activations, KVCache, ModelScheme, Rule, Unsaid
 
 ENDINGS = {
@@ -35,7 +36,7 @@ def scheme(said: Said) -> ModelScheme:
     if method == "mxfp4":
         rules += weights_as_stored(said, UNSAID)
     elif method == "mxfp8":
-        rules += weights_as_stored(said, fp8("group", "dynamic", size=32, scale="float8_e8m0fnu"))
+        rules += weights_as_stored(said, MXFP8_DYNAMIC)
     else:
         experts = (Match("regex", r"(.*\.)?experts\..*"),)
         if algorithm := told.get("moe_quant_algo"):

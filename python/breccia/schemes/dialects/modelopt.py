@@ -10,19 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from breccia import recipes
 from breccia.bridges.checks import mapping
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-)
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped
 from breccia.schemes.matching import Match
-from breccia.schemes.rules import rules_of
+from breccia.schemes.rules import MXFP4_DYNAMIC, MXFP8_DYNAMIC, NVFP4_LOCAL, rules_of
 from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
 
 ENDINGS = {
@@ -40,28 +32,25 @@ SAID: dict[str, Any] = {
     "closed": ("config_groups", "kv_cache_scheme", "producer"),  # the first says less than quant_algo
 }
 _STATIC = fp8("tensor", "static")
-_LOCAL = Activations("float4_e2m1fn", "group", "local", 16, scale="float8_e4m3fn")
-_MX8 = fp8("group", "dynamic", size=32, scale="float8_e8m0fnu")
-_MX4 = Activations("float4_e2m1fn", "group", "dynamic", 32, scale="float8_e8m0fnu")
 
 # Algorithm → weights, inputs, whether inputs have factors. INT4's group is added.
 _ALGORITHMS: dict[str, tuple[Any, Activations | None, bool]] = {
-    "FP8": (Float8CurrentScaling(), _STATIC, False),
-    "FP8_PER_CHANNEL_PER_TOKEN": (Float8CurrentScaling(granularity="row"), fp8("token", "dynamic"), False),
-    "FP8_PB_WO": (Float8BlockScaling(block_m=128), fp8("group", "dynamic", size=128), False),
-    "FP8_PB_REAL": (Float8BlockScaling(block_m=128), fp8("group", "dynamic", size=128), False),
-    "NVFP4": (NVFP4BlockScaling(), _LOCAL, False),
-    "W4A16_NVFP4": (NVFP4BlockScaling(), None, False),
-    "NVFP4_AWQ": (NVFP4BlockScaling(), _LOCAL, True),
-    "NVFP4_SVD": (NVFP4BlockScaling(), _LOCAL, True),
-    "W4A8_NVFP4_FP8": (NVFP4BlockScaling(), _STATIC, False),
-    "W4A8_MXFP4_FP8": (MXFP4BlockScaling(), _STATIC, False),
-    "W4A16_AWQ": (INT4Scaling(), None, True),
-    "W4A8_AWQ": (INT4Scaling(), _STATIC, True),
-    "W8A16": (INT8Scaling(), None, False),
-    "W8A8_SQ_PER_CHANNEL": (INT8Scaling(), Activations("int8", "tensor", "static"), True),
-    "MXFP8": (MXFP8BlockScaling(), _MX8, False),
-    "MXFP4": (MXFP4BlockScaling(), _MX4, False),
+    "FP8": (recipes.Float8CurrentScaling(), _STATIC, False),
+    "FP8_PER_CHANNEL_PER_TOKEN": (recipes.Float8CurrentScaling(granularity="row"), fp8("token", "dynamic"), False),
+    "FP8_PB_WO": (recipes.Float8BlockScaling(block_m=128), fp8("group", "dynamic", size=128), False),
+    "FP8_PB_REAL": (recipes.Float8BlockScaling(block_m=128), fp8("group", "dynamic", size=128), False),
+    "NVFP4": (recipes.NVFP4BlockScaling(), NVFP4_LOCAL, False),
+    "W4A16_NVFP4": (recipes.NVFP4BlockScaling(), None, False),
+    "NVFP4_AWQ": (recipes.NVFP4BlockScaling(), NVFP4_LOCAL, True),
+    "NVFP4_SVD": (recipes.NVFP4BlockScaling(), NVFP4_LOCAL, True),
+    "W4A8_NVFP4_FP8": (recipes.NVFP4BlockScaling(), _STATIC, False),
+    "W4A8_MXFP4_FP8": (recipes.MXFP4BlockScaling(), _STATIC, False),
+    "W4A16_AWQ": (recipes.INT4Scaling(), None, True),
+    "W4A8_AWQ": (recipes.INT4Scaling(), _STATIC, True),
+    "W8A16": (recipes.INT8Scaling(), None, False),
+    "W8A8_SQ_PER_CHANNEL": (recipes.INT8Scaling(), Activations("int8", "tensor", "static"), True),
+    "MXFP8": (recipes.MXFP8BlockScaling(), MXFP8_DYNAMIC, False),
+    "MXFP4": (recipes.MXFP4BlockScaling(), MXFP4_DYNAMIC, False),
 }
 CACHES = {
     "FP8": KVCache("float8_e4m3fn"),
@@ -99,8 +88,8 @@ def meaning(algorithm: str, part: Mapping[str, Any], said: Said) -> tuple[Any, .
         raise ValueError(f"modelopt: quant_algo must be one of {', '.join(_ALGORITHMS)}, got {algorithm[:80]!r}")
     weights, inputs, factor = _ALGORITHMS[algorithm]
     size = part.get("group_size")
-    if isinstance(weights, INT4Scaling) and type(size) is int:
-        weights = INT4Scaling(group_size=size)
+    if isinstance(weights, recipes.INT4Scaling) and type(size) is int:
+        weights = recipes.INT4Scaling(group_size=size)
     rank = part.get("lora_rank") if algorithm == "NVFP4_SVD" else None
     stored = any(name.endswith(".pre_quant_scale") for name in said.entries)
     return weights, inputs, None, factor and stored, rank

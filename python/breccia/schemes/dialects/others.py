@@ -15,7 +15,7 @@ from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
-from breccia.schemes.rules import inputs_said, rules_of
+from breccia.schemes.rules import MXFP8_DYNAMIC, NVFP4_DYNAMIC, inputs_said, rules_of
 from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule, StoredScale
 
 TORCHAO = (
@@ -125,9 +125,7 @@ def inputs_of(recipe: recipes.ScalingRecipe) -> Activations:
 def _mlx(told: Mapping[str, Any]) -> Activations | None:
     if told.get("quantize_activations") is not True:
         return None
-    if told.get("mode") == "nvfp4":
-        return Activations("float4_e2m1fn", "group", "dynamic", 16, scale="float8_e4m3fn")
-    return fp8("group", "dynamic", size=32, scale="float8_e8m0fnu")
+    return NVFP4_DYNAMIC if told.get("mode") == "nvfp4" else MXFP8_DYNAMIC
 
 
 def _torchao(told: Mapping[str, Any]) -> Activations | None:
@@ -136,9 +134,9 @@ def _torchao(told: Mapping[str, Any]) -> Activations | None:
     if "DynamicActivation" not in text:
         return None
     if "NVFP4" in text:
-        return Activations("float4_e2m1fn", "group", "dynamic", 16, scale="float8_e4m3fn")
+        return NVFP4_DYNAMIC
     if "MX" in text:
-        return fp8("group", "dynamic", size=32, scale="float8_e8m0fnu")
+        return MXFP8_DYNAMIC
     if "Float8" in text:
         return fp8("token" if "PerRow" in text else "tensor", "dynamic")
     return Activations("int8", "token", "dynamic", symmetric="ASYMMETRIC" not in text)

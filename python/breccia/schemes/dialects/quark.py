@@ -8,17 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from breccia import recipes
 from breccia.bridges.checks import mapping, number
-from breccia.recipes import (
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    INT4Scaling,
-    INT8Scaling,
-    MXFP4BlockScaling,
-    MXFP6BlockScaling,
-    NVFP4BlockScaling,
-    ScalingRecipe,
-)
+from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects.common import LINEAR, Said, names, scales_of, skipped
 from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
@@ -94,21 +86,23 @@ def _weight(part: Any) -> ScalingRecipe | str:
     size, symmetric = last.get("group_size"), last.get("symmetric", True) is not False
     if len(levels) > 1:
         kinds = {str(one.get("dtype")) for one in levels}
-        return NVFP4BlockScaling() if "fp4" in kinds else " + ".join(sorted(kinds))
+        return recipes.NVFP4BlockScaling() if "fp4" in kinds else " + ".join(sorted(kinds))
     if dtype == "fp4":
-        return MXFP4BlockScaling()
+        return recipes.MXFP4BlockScaling()
     if dtype.startswith("fp6"):
-        return MXFP6BlockScaling(fp6_format=dtype[4:].upper())
+        return recipes.MXFP6BlockScaling(fp6_format=dtype[4:].upper())
     if dtype.startswith("fp8") and how == "per_block":
         rows, columns = last.get("block_size") or (128, 128)
-        return Float8BlockScaling(block_m=number(rows, "quark: block_size"), block_k=number(columns, "block_size"))
+        return recipes.Float8BlockScaling(
+            block_m=number(rows, "quark: block_size"), block_k=number(columns, "block_size")
+        )
     if dtype.startswith("fp8") and how in ("per_tensor", "per_channel"):
-        return Float8CurrentScaling(granularity="row" if how == "per_channel" else "tensor")
+        return recipes.Float8CurrentScaling(granularity="row" if how == "per_channel" else "tensor")
     if dtype.endswith("int4") and how == "per_group":
-        return INT4Scaling(group_size=number(size, "quark: group_size"), symmetric=symmetric, signed=symmetric)
+        return recipes.INT4Scaling(group_size=number(size, "quark: group_size"), symmetric=symmetric, signed=symmetric)
     if dtype == "int8" and how in ("per_channel", "per_group"):
         group = number(size, "quark: group_size") if how == "per_group" else None
-        return INT8Scaling(group_size=group, symmetric=symmetric)
+        return recipes.INT8Scaling(group_size=group, symmetric=symmetric)
     return f"{dtype.upper()} {how.replace('_', ' ')}"
 
 
