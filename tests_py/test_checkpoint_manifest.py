@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays, verify
-from breccia.checkpoint.files.sums import Sums, checksum
+from breccia.checkpoint.files.sums import Sums, checksum, joined, pieces_of
 from breccia.checkpoint.judging.complete import complete
 from breccia.checkpoint.judging.rederive import rederive, statement
 from breccia.checkpoint.judging.rederive import render as rederived
@@ -78,8 +78,10 @@ def test_pieces_that_follow_one_another_are_joined() -> None:
     raw, sums = np.arange(1000, dtype=np.uint8), Sums()
     for start, stop in ((300, 1000), (0, 300), (100, 200)):
         sums.add("a", start, raw[start:stop])
-    assert sums.joined().of("a") == [((0, 1000), checksum(raw))]
-    assert Sums(sums.joined().said()).said() == sums.joined().said()
+    line = sums.taken()["a"]
+    assert list(pieces_of(line)) == [(0, 300), (100, 200), (300, 1000)] and not sums.taken()
+    assert pieces_of(joined(line)) == {(0, 1000): checksum(raw)}
+    assert joined(joined(line)) == joined(line)
 
 
 @pytest.mark.always
@@ -142,7 +144,7 @@ def test_a_manifest_has_all_of_a_tensor_of_which_several_are_made(tmp_path: Path
     for start in (100, 0):
         read = Sums()
         read.add("a", start, raw[start : start + 100])
-        manifest.add("out", [], read, Sums())
+        manifest.add("out", [], read.taken(), {})
     manifest.write(tmp_path / "breccia.json", [], None)
     said = json.loads((tmp_path / "breccia.json").read_text())
     assert said["source"] == {"a": f"0-200={checksum(raw):016x}"}

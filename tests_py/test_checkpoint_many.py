@@ -11,7 +11,12 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import SafetensorsFile, plan
+from breccia.checkpoint.device import Device
+from breccia.checkpoint.planning.plan import Planner
+from breccia.checkpoint.planning.request import Request
+from breccia.checkpoint.planning.targets import target_names
 from breccia.checkpoint.writing import outputs
+from checkpoints import write_shards
 
 VALUES: list[Any] = [
     {},
@@ -67,3 +72,56 @@ def test_parts_of_a_terabyte(tmp_path: Path) -> None:
             ]
             wanted = breccia.cast((raw[name].view(np.uint16).astype(np.uint32) << 16).view(np.float32), "nvfp4")
             assert np.array_equal(file[f"{name}.data"], wanted.data)
+
+
+MODELS = {
+    "unknown": {},
+    "mixture": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]},
+    "deepseek": {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]},
+    "turned": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+    "eyes": {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "vision_config": {"a": 1}},
+}
+LAYER = (
+    *("self_attn.q_proj", "self_attn.kv_b_proj", "mlp.gate", "mlp.experts.0.up_proj", "mlp.experts.12.down_proj"),
+    *("attn.c_attn", "input_layernorm", "eh_proj", "mlp.shared_expert.gate_proj", "block_sparse_moe.input_linear"),
+)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tensors_of_one_kind_become_what_each_alone_does(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every target: a plan that remembers what becomes of tensors whose names differ by numbers, and one that does
+    not. Layers 2 and 3 are past the last, and one layer has other shapes."""
+    arrays: dict[str, Any] = {"model.embed_tokens.weight": (64, 128), "lm_head.weight": (64, 128)}
+    for start in ("model", "language_model.model", "vision_tower"):
+        for layer in range(4):
+            columns = 144 if layer == 1 else 256
+            arrays |= {f"{start}.layers.{layer}.{part}.weight": (128, columns) for part in LAYER}
+            arrays |= {f"{start}.layers.{layer}.input_layernorm.weight": (64,), f"{start}.{layer}.mlp1.3.bias": (16,)}
+    arrays = {name: np.zeros(shape, np.float16) for name, shape in arrays.items()}
+    config = {**MODELS[model], "num_hidden_layers": 2}
+    source = write_shards(tmp_path / "in", [arrays], config)
+    remember = Planner._remember_for
+    plans: list[Any] = []
+    for alike in (True, False):
+
+        def look(self: Planner, target: Any, alike: bool = alike) -> None:
+            remember(self, target)
+            self._alike &= alike
+
+        monkeypatch.setattr(Planner, "_remember_for", look)
+        plans.append({})
+        for to in target_names():
+            request = Request(to)
+            try:
+                with request.opened(source, request.target(Device())) as (checkpoint, target):
+                    made = Planner(checkpoint, target).plan(tmp_path / "out.gguf")
+                    said = [
+                        (c.found, c.action, c.outputs, c.recipe, c.metadata, c.note, c.turned) for c in made.choices
+                    ]
+                    plans[-1][to] = made.notes, made.config, said, made.nbytes
+            except ValueError as error:
+                plans[-1][to] = str(error)
+    assert plans[0] == plans[1]
+    assert sum(isinstance(one, tuple) for one in plans[0].values()) > 40

@@ -9,7 +9,7 @@ import functools
 import operator
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -167,11 +167,13 @@ def try_remove(path: Path, call: Callable[[Path], None] = remove) -> bool:
     return True
 
 
-def write_file(path: Path, data: bytes, *, anew: bool = False) -> None:
-    """A small file, on disk when this returns; see `create`."""
-    fd = create(path, anew=anew)
+def write_file(path: Path, data: bytes | Iterable[bytes], *, anew: bool = False) -> None:
+    """A file of bytes, or of pieces of them, on disk when this returns; see `create`."""
+    fd, at = create(path, anew=anew), 0
     try:
-        write(fd, data, 0, path)
+        for piece in (data,) if isinstance(data, bytes) else data:
+            write(fd, piece, at, path)
+            at += len(piece)
         sync(fd, path)
         _note(fd, path)
     finally:

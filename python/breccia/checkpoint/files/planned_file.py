@@ -16,7 +16,7 @@ import numpy as np
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.locks import Lock, lock
-from breccia.checkpoint.files.sums import Sums, differing
+from breccia.checkpoint.files.sums import Sums, differing, every_piece, pieces_of
 
 __all__ = ["PlannedWriter"]
 
@@ -113,10 +113,10 @@ class PlannedWriter:
         """Write bytes of a span that are as the file stores them."""
         PlannedWriter.write(self, name, np.frombuffer(raw, np.uint8), at)
 
-    def has(self, name: str, sums: Sums) -> bool:
-        """Whether a span has all the bytes that checksums say, in the file that is there."""
-        pieces, (begin, end) = sums.of(name), self._spans[name]
-        covered = sum(stop - start for (start, stop), _ in pieces) == end - begin
+    def has(self, name: str, line: str) -> bool:
+        """Whether a span has all the bytes that a line of checksums says, in the file that is there."""
+        pieces, (begin, end) = pieces_of(line), self._spans[name]
+        covered = sum(stop - start for start, stop in pieces) == end - begin
         path = self.path if self.complete else self.partial
         if not covered:
             return False
@@ -125,7 +125,7 @@ class PlannedWriter:
             def read(_: str, start: int, stop: int) -> bytes:
                 return os.pread(file.fileno(), stop - start, begin + start)
 
-            return not any(differing(((name, *span, crc) for span, crc in pieces), read))
+            return not any(differing(every_piece({name: line}), read))
 
     def skip(self, name: str) -> None:
         """Count a span as written: it is there from an earlier run."""

@@ -268,22 +268,19 @@ def _layout(
     order = sorted([(-DTYPES[dtype].bits, name) for name, (dtype, _) in plan.items()])
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
-    spans: dict[str, tuple[int, int]] = {}
     for _, name in order:
         dtype, shape = plan[name]
-        end = at + nbytes_of(dtype, tuple(shape))
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
-        spans[name] = (at, end)
+        end = at + nbytes_of(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, end)}
         at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
     if len(text) > MAX_HEADER:
         raise ValueError(f"header must be at most {MAX_HEADER} bytes, got {len(text)}: write several files")
-    base = 8 + len(text)
-    entries = {
-        name: Entry(name, plan[name][0], tuple(plan[name][1]), base + begin, base + end)
-        for name, (begin, end) in spans.items()
-    }
+    base, entries = 8 + len(text), {}
+    for _, name in order:
+        begin, end = header[name]["data_offsets"]
+        entries[name] = Entry(name, *plan[name], base + begin, base + end)
     return struct.pack("<Q", len(text)) + text, entries, base + at
 
 

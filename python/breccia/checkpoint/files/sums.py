@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Sums", "checksum", "differing"]
+__all__ = ["Sums", "add_lines", "checksum", "differing", "every_piece", "joined", "pieces_of"]
 
 _ROW = 32768  # bytes that share a power
 _KEYS = np.frombuffer(hashlib.shake_256(b"breccia checksum").digest(2 * _ROW), "<u8").astype(np.uint64) | np.uint64(1)
@@ -32,7 +32,7 @@ def checksum(data: Any, start: int = 0) -> int:
     """Of bytes, the first of which is that number of its tensor's."""
     raw = np.frombuffer(data, np.uint8)
     if start + raw.size <= _ROW and not (start | raw.size) % 4:  # most tensors of some models
-        return int(np.dot(raw.view("<u4").astype(np.uint64), _KEYS[start // 4 : (start + raw.size) // 4]))
+        return int(np.dot(raw.view("<u4"), _KEYS[start // 4 : (start + raw.size) // 4]))
     row, lead = divmod(start, _ROW)
     total = 0
     if lead or raw.size < _ROW:
@@ -63,18 +63,9 @@ def _of_some(raw: Any, lead: int) -> int:
 class Sums:
     """Checksums of pieces of things that have names. Any thread may add to them."""
 
-    def __init__(self, said: Mapping[str, str] | None = None) -> None:
-        """Of what `said` gave. Raises ValueError where it is something else."""
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pieces: dict[str, dict[tuple[int, int], int]] = {}
-        for name, text in (said or {}).items():
-            words, pieces = text.split(), self._pieces.setdefault(name, {})
-            for word in words:
-                span, _, sum_of = word.partition("=")
-                start, _, stop = span.partition("-")
-                pieces[int(start), int(stop)] = int(sum_of, 16)
-            if len(pieces) < len(words):
-                raise ValueError(f"checksums of {name!r} must be of each piece once, one is there twice")
 
     def add(self, name: str, start: int, data: Any) -> None:
         """Add a piece. Raises ValueError where the same piece had other bytes before."""
@@ -85,52 +76,61 @@ class Sums:
         if before != sum_of:
             raise ValueError(_CHANGED.format(name))
 
-    def merge(self, other: Sums) -> None:
-        """Add all pieces of others. Raises ValueError where a piece has other bytes there."""
+    def taken(self) -> dict[str, str]:
+        """A line for each name, of which nothing is known here after that."""
         with self._lock:
-            for name, pieces in other._pieces.items():
-                there = self._pieces.get(name)
-                if there is None:
-                    self._pieces[name] = pieces.copy()
-                    continue
-                for span, sum_of in pieces.items():
-                    if there.setdefault(span, sum_of) != sum_of:
-                        raise ValueError(_CHANGED.format(name))
-
-    def of(self, name: str) -> list[tuple[tuple[int, int], int]]:
-        """First byte and byte after the last, and checksum, of the pieces of one, in the order of their bytes."""
-        return sorted(self._pieces.get(name, {}).items())
-
-    def joined(self) -> Sums:
-        """The same with pieces that follow one another as one, and those inside of others left out."""
-        result = Sums()
-        for name, pieces in self._pieces.items():
-            if len(pieces) == 1:
-                result._pieces[name] = pieces.copy()
-                continue
-            whole: list[list[int]] = []
-            for start, stop in sorted(pieces, key=lambda span: (span[0], -span[1])):
-                sum_of = pieces[start, stop]
-                if whole and start == whole[-1][1]:
-                    whole[-1][1:] = stop, (whole[-1][2] + sum_of) & _MASK
-                elif not whole or start > whole[-1][1]:
-                    whole.append([start, stop, sum_of])
-            there = result._pieces[name] = {}
-            for start, stop, sum_of in whole:
-                there[start, stop] = sum_of
-        return result
-
-    def said(self) -> dict[str, str]:
-        """A line for each name."""
-        word, lines = "{0[0]}-{0[1]}={1:016x}".format, {}
-        for name, pieces in self._pieces.items():
-            lines[name] = " ".join(starmap(word, sorted(pieces.items())))
+            every, self._pieces = self._pieces, {}
+        lines = {}
+        for name, pieces in every.items():
+            lines[name] = " ".join(starmap(_WORD, sorted(pieces.items())))
         return lines
 
-    def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
-        for name in list(self._pieces):
-            for (start, stop), sum_of in self.of(name):
-                yield name, start, stop, sum_of
+
+_WORD = "{0[0]}-{0[1]}={1:016x}".format
+
+
+def _line(pieces: Mapping[tuple[int, int], int]) -> str:
+    return " ".join(starmap(_WORD, sorted(pieces.items())))
+
+
+def pieces_of(line: str) -> dict[tuple[int, int], int]:
+    """First byte, byte after the last, and checksum of each piece that a line says, in the order of their bytes. Raises
+    ValueError where it is no such line."""
+    pieces: dict[tuple[int, int], int] = {}
+    for word in line.split():
+        span, _, sum_of = word.partition("=")
+        start, _, stop = span.partition("-")
+        if pieces.setdefault((int(start), int(stop)), value := int(sum_of, 16)) != value:
+            raise ValueError("checksums of a piece must be one")
+    return pieces
+
+
+def every_piece(lines: Mapping[str, str]) -> Iterator[tuple[str, int, int, int]]:
+    """Name, first byte, byte after the last, and checksum of all pieces."""
+    return ((name, *span, sum_of) for name, line in lines.items() for span, sum_of in pieces_of(line).items())
+
+
+def add_lines(lines: dict[str, str], more: Mapping[str, str]) -> None:
+    """Add what is known of more pieces. Raises ValueError where a piece has other bytes there."""
+    for name, line in more.items():
+        if lines.setdefault(name, line) != line:
+            try:
+                lines[name] = _line(pieces_of(f"{lines[name]} {line}"))
+            except ValueError:
+                raise ValueError(_CHANGED.format(name)) from None
+
+
+def joined(line: str) -> str:
+    """The same with pieces that follow one another as one, and those inside of others left out."""
+    if " " not in line:
+        return line
+    whole: list[list[int]] = []
+    for (start, stop), sum_of in sorted(pieces_of(line).items(), key=lambda one: (one[0][0], -one[0][1])):
+        if whole and start == whole[-1][1]:
+            whole[-1][1:] = stop, (whole[-1][2] + sum_of) & _MASK
+        elif not whole or start > whole[-1][1]:
+            whole.append([start, stop, sum_of])
+    return _line({(start, stop): sum_of for start, stop, sum_of in whole})
 
 
 def differing(pieces: Iterable[tuple[str, int, int, int]], read: Callable[[str, int, int], Any]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.input_file import sha256_of
 from breccia.checkpoint.files.locks import scratch
-from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.files.sums import Sums, joined
 from breccia.checkpoint.planning.plan import Planner
 from breccia.checkpoint.planning.request import Request
 from breccia.checkpoint.workers import Workers
@@ -138,9 +138,9 @@ class _Again(Job):
     def _blamed(self, found: str, file: str, said: dict[str, Any]) -> str:
         """With the first tensor of the source, or else of the file, that is not what it was."""
         assert self.manifest is not None
-        source, some = self.manifest.read.joined().said(), self.manifest.known(file)
-        for name, sums in source.items():
-            if said["source"].get(name, sums) != sums:
+        some = self.manifest.known()
+        for name, line in self.manifest.read.items():
+            if said["source"].get(name, joined(line)) != joined(line):
                 return f"{found}; base is not what it was made of: tensor {name!r} has other bytes"
         other = [name for name, one in some.items() if said["files"][file].get(name) != one]
         return f"{found}; {f'tensor {other[0]!r} was written as other bytes' if other else 'it was changed afterwards'}"

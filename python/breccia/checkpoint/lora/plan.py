@@ -100,7 +100,7 @@ class MergePlanner(Planner):
     def _merged(self, choice: Choice) -> Choice:
         found = choice.found
         if found.format == "plain":
-            return dataclasses.replace(choice, action="merge")
+            return choice.but(action="merge")
         if found.recipe is None:
             raise ValueError(f"tensor {found.name!r} must have a recipe to be quantized again, {found.kind} has none")
         if self.rounding.rounding == "feedback" and recipes.has_exponents(found.recipe):
@@ -123,7 +123,7 @@ class MergePlanner(Planner):
                     parts = [listed[i].found for i in members]
                     group = Group(parts, [part for part in parts if part.name in self.adapter.changes])
                     for i in members:
-                        listed[i] = dataclasses.replace(self._merged(listed[i]), shared=group)
+                        listed[i] = self._merged(listed[i]).but(shared=group)
         return listed, []
 
     def _note_nothing(self) -> list[str]:

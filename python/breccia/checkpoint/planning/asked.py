@@ -198,7 +198,7 @@ def asked_of(
 ) -> Asked | None:
     """What arguments of `breccia.checkpoint.convert` ask; None where they ask nothing. ``rules`` come before those of
     the scheme. Raises TypeError or ValueError where an argument is not of its form; the message names it."""
-    if all(one is None for one in (scheme, kv, activations, embeddings, head)) and not rules:
+    if (scheme, kv, activations, embeddings, head) == (None,) * 5 and not rules:
         if amax is not None:
             raise ValueError("amax must be left out where no static scales of inputs are asked for")
         return None

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from itertools import repeat, starmap
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from breccia import bridges, recipes
 from breccia.bridges.common import turned_shape
 from breccia.bridges.contract import BY_COLUMNS, Kind, Place
+from breccia.bridges.file_kinds import Spec
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, ghost
 from breccia.bridges.written import same_grid
@@ -39,7 +42,26 @@ _IN_GROUPS = *_INTEGERS, recipes.Float8ExpandedScaling, recipes.INT8ExpandedScal
 LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What tensors that differ by their names alone become: `Choice` has the attributes. Names in ``outputs`` and
+    ``metadata`` lack what the module's name is, where all begin with it (``inside``)."""
+
+    action: str
+    outputs: dict[str, Spec]
+    recipe: ScalingRecipe | None
+    metadata: dict[str, str]
+    note: str
+    turned: bool
+    values: tuple[float, ...]
+    inside: bool
+    nbytes: int
+
+
+def _of_form(name: str) -> Any:
+    return property(attrgetter(f"form.{name}"))
+
+
 class Choice:
     """What happens to one tensor: "copy", "float", "repack", "requantize", "cast", "encode" (values as a format's own
     kind), "keep" (the blocks of one), "same" (all that is stored of one), "multiply" (a scale by the number in
@@ -47,25 +69,70 @@ class Choice:
     gives.
 
     ``turned``: its matrices are written transposed. ``shared``: what it has in common with other tensors (`Shared`).
+    ``nbytes``: that it takes in the output.
     """
 
+    __slots__ = ("form", "found", "shared")
+    form: Form
     found: Found
-    action: str
-    outputs: dict[str, tuple[str, tuple[int, ...]]]
-    recipe: ScalingRecipe | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
-    note: str = ""
-    turned: bool = False
-    shared: Any = None
-    values: tuple[float, ...] = ()
+    shared: Any
+    action: str = _of_form("action")
+    recipe: ScalingRecipe | None = _of_form("recipe")
+    note: str = _of_form("note")
+    turned: bool = _of_form("turned")
+    values: tuple[float, ...] = _of_form("values")
+    nbytes: int = _of_form("nbytes")
 
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes that it takes in the output."""
-        total = 0
-        for dtype, shape in self.outputs.values():
-            total += stored_bytes(dtype, shape)
-        return total
+    def __init__(
+        self,
+        found: Found,
+        action: str,
+        outputs: Mapping[str, Spec],
+        recipe: ScalingRecipe | None = None,
+        metadata: Mapping[str, str] | None = None,
+        note: str = "",
+        turned: bool = False,
+        values: tuple[float, ...] = (),
+    ) -> None:
+        module, metadata = found.name.removesuffix(".weight"), metadata or {}
+        inside = all(map(str.startswith, (*outputs, *metadata), repeat(module)))
+        cut = itemgetter(slice(len(module) if inside else 0, None))
+        nbytes = sum(starmap(stored_bytes, outputs.values()))
+        ends = dict(zip(map(cut, outputs), outputs.values(), strict=True))
+        said = dict(zip(map(cut, metadata), metadata.values(), strict=True))
+        self.found, self.shared = found, None
+        self.form = Form(action, ends, recipe, said, note, turned, values, inside, nbytes)
+
+    def but(self, **changes: Any) -> Choice:
+        """The same with other values of some attributes."""
+        made = self.of(self.found)
+        made.shared = changes.pop("shared", self.shared)
+        made.form = dataclasses.replace(self.form, **changes) if changes else self.form
+        return made
+
+    def of(self, found: Found) -> Choice:
+        """What becomes of a tensor that differs by its name alone."""
+        made = Choice.__new__(Choice)
+        made.found, made.form, made.shared = found, self.form, None
+        return made
+
+    @property
+    def outputs(self) -> dict[str, Spec]:
+        """Dtype and shape of what is written, by name."""
+        ends = self.form.outputs
+        if not self.form.inside:
+            return ends
+        module = self.found.name.removesuffix(".weight")
+        return dict(zip(map(module.__add__, ends), ends.values(), strict=True))
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Entries of the header's metadata."""
+        ends = self.form.metadata
+        if not (self.form.inside and ends):
+            return ends
+        module = self.found.name.removesuffix(".weight")
+        return dict(zip(map(module.__add__, ends), ends.values(), strict=True))
 
 
 def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -157,7 +224,7 @@ def choose(found: Found, target: Target) -> Choice:
         return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "")
     if why := _without_a_place(found, target):
         if found.format == "plain":
-            return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}" if wanted(found, target) else "")
+            return _copy(found, target).but(note=f"{LEFT}: {why}" if wanted(found, target) else "")
         return _as_bfloat16(found, target, why)
     if found.format != "plain" and not _named(found, target):
         return _left_out(found, target)
@@ -172,7 +239,7 @@ def choose(found: Found, target: Target) -> Choice:
             return _copy(found, target)
         choice = _quantize(found, "cast", recipe, target)
         why = unread_embedding(found.name, target)  # which somebody asked for by name
-        return dataclasses.replace(choice, note=f"quantized as asked, but {why}") if why and not choice.note else choice
+        return choice.but(note=f"quantized as asked, but {why}") if why and not choice.note else choice
     if found.recipe is not None and _holds(found, target):
         return _outputs(found, "repack", found.ghost(), target)
     if not (target.include or target.named) and target.alone.later(found.name):
@@ -213,11 +280,7 @@ def _encode(found: Found, target: Target, kind: Kind) -> Choice:
     elif columns % own.block:
         why = f"{own.name} has blocks of {own.block}, which do not divide its {columns:,} columns"
         plain = found.format == "plain"
-        return (
-            dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}")
-            if plain
-            else _as_bfloat16(found, target, why)
-        )
+        return _copy(found, target).but(note=f"{LEFT}: {why}") if plain else _as_bfloat16(found, target, why)
     else:
         same = found.format == target.format and found.kind == own.name and found.origin.cut is None
         made = Choice(found, "keep" if same else "encode", {target.spell(found.name): (own.name, found.shape)})
@@ -225,7 +288,7 @@ def _encode(found: Found, target: Target, kind: Kind) -> Choice:
         return made
     (written, _), *_ = made.outputs.values()
     note = f"written as {written}: {kind.name} takes {kind.block} columns at a time, there are {columns}"
-    return dataclasses.replace(made, note=note)
+    return made.but(note=note)
 
 
 def _named(found: Found, target: Target) -> bool:
@@ -244,7 +307,7 @@ def _left_out(found: Found, target: Target) -> Choice:
         return _copy(found, target)
     if target.float_dtype:
         note = f"written as {target.spelled} though it is left out: its codes have no place beside floats"
-        return dataclasses.replace(_float(found, target, found.name, target.float_dtype), note=note)
+        return _float(found, target, found.name, target.float_dtype).but(note=note)
     if found.format == target.format and "blocks" in found.parts:
         return Choice(found, "keep", {target.spell(found.name): (found.kind, found.shape)})
     if found.recipe is not None and _holds(found, dataclasses.replace(target, recipe=None)):
@@ -342,7 +405,7 @@ def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) 
         return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
     except ValueError as error:
         if found.format == "plain":
-            return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {_why(found, recipe, error)}")
+            return _copy(found, target).but(note=f"{LEFT}: {_why(found, recipe, error)}")
         return _as_bfloat16(found, target, str(error))
 
 

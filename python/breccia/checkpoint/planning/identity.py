@@ -24,12 +24,14 @@ Identity = dict[str, str]  # what counts → a digest of it
 
 def identity_of(checkpoint: Checkpoint, target: Target, files: Sequence[tuple[str, list[Choice]]]) -> Identity:
     """The version, the target with its options, what config.json says, and what is to be written of which tensors."""
-    tensors = [(name, [(choice.action, choice.outputs) for choice in choices]) for name, choices in files]
+    tensors = hashlib.sha256()
+    for name, choices in files:
+        tensors.update(json.dumps([name, [(choice.action, choice.outputs) for choice in choices]]).encode())
     return {
         "version of breccia": __version__,
         "config.json": digest(checkpoint.config),
         "options": digest([spelled(target), checkpoint.unmarked]),
-        "tensors": digest(tensors),
+        "tensors": tensors.hexdigest(),
     }
 
 

@@ -12,7 +12,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LATER", "NOTHING_KNOWN", "LeftAlone", "left_alone"]
+__all__ = ["LATER", "NOTHING_KNOWN", "NUMBERS", "LeftAlone", "left_alone"]
 
 # Words in the names of weights that quantized checkpoints leave alone, and whole patterns, matched as in a shell.
 _WORDS = (
@@ -67,23 +67,23 @@ class LeftAlone:
 
     def weight(self, name: str) -> bool:
         """Whether a weight is one that is not quantized."""
-        return self._weight(_NUMBERS.sub(".0.", name)) or (self._layers > 0 and self._past(name))
+        return self._weight(NUMBERS.sub(".0.", name)) or (self._layers > 0 and self.past(name))
 
     def later(self, name: str) -> bool:
         """Whether a tensor is of a head for later tokens."""
-        return self._later(_NUMBERS.sub(".0.", name)) or self._past(name)
+        return self._later(NUMBERS.sub(".0.", name)) or self.past(name)
 
-    def _past(self, name: str) -> bool:
+    def past(self, name: str) -> bool:
         """Whether a tensor is of a layer past the last."""
         match = _LAYER.match(name)
         return match is not None and int(match[1]) >= self._layers > 0
 
     def float32(self, name: str, dtype: str) -> bool:
         """Whether numbers stay in float32 beside those of a dtype, "BF16" or "F16"."""
-        return (self._float32_of_half if dtype == "F16" else self._float32)(_NUMBERS.sub(".0.", name))
+        return (self._float32_of_half if dtype == "F16" else self._float32)(NUMBERS.sub(".0.", name))
 
 
-_NUMBERS = re.compile(r"\.\d+\.")
+NUMBERS = re.compile(r"\.\d+\.")
 _LAYER = re.compile(_LANGUAGE + r"layers\.(\d{1,9})\.")
 
 

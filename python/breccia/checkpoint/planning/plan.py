@@ -14,11 +14,11 @@ from typing import Any
 
 from breccia import bridges
 from breccia.bridges.file_kinds import Container
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.planning import notes
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.choices import QUANTIZED, Choice, choose, upright
-from breccia.checkpoint.planning.left_alone import left_alone
+from breccia.checkpoint.planning.left_alone import NUMBERS, left_alone
 from breccia.checkpoint.planning.model_config import (
     Config,
     changed_meaning,
@@ -127,6 +127,8 @@ class Planner:
         self.left_out: list[str] = []
         self.choices: list[Choice] = []
         self._kept: frozenset[str] = frozenset()
+        self._of: Target | None = None  # for which `_known` has what becomes of tensors
+        self._known: dict[Any, Choice] = {}
 
     def plan(self, destination: Path, folder: bool = False) -> Plan:
         """What is to be done; ``folder``: the destination's spelling says that it is a directory."""
@@ -299,13 +301,34 @@ class Planner:
         return refined
 
     def _choose(self, found: Found, target: Target) -> Choice:
+        """What becomes of a tensor: of one whose name differs by its numbers alone from that of another, the same."""
+        if target is not self._of:
+            self._remember_for(target)
+        if not self._alike or found.format != "plain" or found.origin is not STORED or found.findings:
+            return self._chosen(found, target)
+        alike = NUMBERS.sub(".0.", found.name), found.dtype, found.shape, target.alone.past(found.name)
+        known = self._known.get(alike)
+        if known is not None:
+            return known.of(found)
+        choice = self._chosen(found, target)
+        if choice.form.inside and not choice.note:
+            self._known[alike] = choice
+        return choice
+
+    def _remember_for(self, target: Target) -> None:
+        """Look whether what becomes of tensors depends on numbers in their names, beside that of a layer."""
+        said = target.include, target.exclude, target.asked, target.names, target.products, target.inputs
+        self._of, self._known = target, {}
+        self._alike = not (any(said) or target.source or self._kept or self._rotations)
+
+    def _chosen(self, found: Found, target: Target) -> Choice:
         with naming(self.checkpoint.path, found.name):
             target = target.of(found)
             if found.name in self._kept:  # a matrix, of no layer
                 return choose(found, dataclasses.replace(target, kind=NO_KIND))
             choice = self._as_stored(found, target) or choose(upright(found, target), target)
             made = choice.action == "copy" and found.origin.rotations  # of other numbers than the source's
-            return dataclasses.replace(choice, action="float") if made else choice
+            return choice.but(action="float") if made else choice
 
     def _check_patterns(self, found: list[Found]) -> None:
         check_effects(found, self.target, self._choose)

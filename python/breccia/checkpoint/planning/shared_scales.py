@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +63,7 @@ def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tupl
         if len(parts) > 1 and all(_may_choose(part) for part in parts):
             shared = Shared([part.found for part in parts])
             for i in members:
-                result[i] = dataclasses.replace(choices[i], shared=shared)
+                result[i] = choices[i].but(shared=shared)
         elif len(parts) > 1 and not _are_equal(parts, checkpoint):
             apart.append(parts[0].found.name)
     if not apart:

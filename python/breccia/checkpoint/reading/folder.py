@@ -147,8 +147,10 @@ class Folder:
         return sorted(names)
 
     def check_index(self, home: Mapping[str, WeightFile]) -> None:
-        """Whether each tensor is in the file that the index says. Raises ValueError where one is not."""
-        for name, file in self._weights.items():
+        """Whether each tensor is in the file that the index says, which is forgotten then. Raises ValueError where one
+        is not."""
+        weights, self._weights = self._weights, {}
+        for name, file in weights.items():
             if name not in home or home[name].path.name != file:
                 raise ValueError(
                     f"{self.index}: tensor {name[:200]!r} must be in {file!r}, as weight_map says, it is not"

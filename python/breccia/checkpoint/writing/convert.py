@@ -39,7 +39,7 @@ from breccia.checkpoint.reports import ConvertReport
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import earlier, outputs
 from breccia.checkpoint.writing.execute import execute
-from breccia.checkpoint.writing.losses import FLOATS, Loss, errors, lost
+from breccia.checkpoint.writing.losses import Loss, Losses
 from breccia.checkpoint.writing.manifest import Manifest, place_of, sha256_of_file, sha256_of_tensors
 from breccia.checkpoint.writing.repack import Sink
 from breccia.checkpoint.writing.work import Done, Work, check_destination, check_replaceable, names_folder
@@ -195,7 +195,7 @@ class Job:
         self.manifest = Manifest(plan.target, request) if how.checksums else None
         self.checkpoint, self.target = plan.checkpoint, plan.target
         self.notes = list(plan.notes)
-        self.losses: dict[str, Loss] = {}
+        self.losses = Losses()
         self.not_finite: dict[str, int] = {}
         self.rounded: dict[str, dict[str, Any]] = {}
         self.progress = Progress(plan.nbytes, how.progress)
@@ -270,9 +270,10 @@ class Job:
             f"{name}: {count} {'element is' if count == 1 else 'elements are'} not finite"
             for name, count in self.not_finite.items()
         ]
-        for name, loss in self.losses.items():
-            if loss.noise == math.inf and name not in self.not_finite:
-                finite.append(f"{name}: not finite where numbers are beyond the range of what they are written in")
+        beyond = [name for name in self.losses.infinite if name not in self.not_finite]
+        finite += [
+            f"{name}: not finite where numbers are beyond the range of what they are written in" for name in beyond
+        ]
         told = [f"{name}: {said['note']}" for name, said in self.rounded.items() if "note" in said]
         return [*self.notes, *finite, *told, *self._of_tensors()]
 
@@ -339,26 +340,28 @@ class Job:
         if self.manifest is not None:
             self.manifest.add(file, choices, done.read, done.wrote)
         self.not_finite |= done.not_finite
-        self.losses |= done.losses
+        for name, loss in done.losses.items():
+            self.losses.add(name, Loss(*loss))
         self.rounded |= done.rounded
 
     def _fill(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
         """Write tensors, and say now and then which are on disk."""
         done = work.done(name)
         writer.sums = Sums() if self.how.checksums else None
-        dtypes = {output: spec[0] for choice in choices for output, spec in choice.outputs.items() if spec[0] in FLOATS}
-        sink = Sink(writer, workers, self.progress.add, dtypes)
+        sink = Sink(writer, workers, self.progress.add)
         pending: dict[str, Done] = {}
         written, begin = 0, time.monotonic()
         for choice in choices:
-            name_of = next(iter(choice.outputs))  # of which there is one in a file
+            outputs = choice.outputs
+            name_of = next(iter(outputs))  # of which there is one in a file
             if name_of in done and self._is_there(choice, writer, done[name_of]):
-                for output in choice.outputs:
+                for output in outputs:
                     writer.skip(output)
                 self.progress.skip(choice.nbytes)
                 self._keep(name, [choice], done[name_of])
                 continue
             losses: dict[str, Loss] = {}
+            sink.specs.update(outputs)
             try:
                 with naming(self.checkpoint.path, choice.found.name):
                     bad = self._execute(choice, sink, losses)
@@ -370,12 +373,13 @@ class Job:
             if (beyond := sum(sink.not_finite)) and beyond > bad:
                 losses[choice.found.name] = Loss(0.0, math.inf, False, False)
             sink.not_finite.clear()
+            sink.specs.clear()
             counts = {choice.found.name: bad} if bad else {}
             said = self.rounded.get(choice.found.name)
             rounded = {} if said is None else {choice.found.name: said}
-            pending[name_of] = Done(self.checkpoint.sums or Sums(), writer.sums or Sums(), counts, losses, rounded)
-            if self.how.checksums:
-                self.checkpoint.sums, writer.sums = Sums(), Sums()
+            read = self.checkpoint.sums.taken() if self.checkpoint.sums is not None else {}
+            wrote = writer.sums.taken() if writer.sums is not None else {}
+            pending[name_of] = Done(read, wrote, counts, losses, rounded)
             self._keep(name, [choice], pending[name_of])
             written += choice.nbytes
             if written >= _SYNC_EVERY or time.monotonic() - begin >= _SYNC_SECONDS:
@@ -388,13 +392,16 @@ class Job:
 
     def _is_there(self, choice: Choice, writer: PlannedWriter, done: Done) -> bool:
         """Whether a tensor's bytes are those that an earlier run wrote."""
-        return not self.how.checksums or all(writer.has(output, done.wrote) for output in choice.outputs)
+        return not self.how.checksums or all(
+            writer.has(output, done.wrote.get(output, "")) for output in choice.outputs
+        )
 
     def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
         bridge, metadata = self.target.bridge, dict(self.plan.words)
         told = self.plan.choices if bridge.container.header_of_all else choices
         for choice in told:
-            metadata |= choice.metadata
+            if choice.form.metadata:
+                metadata |= choice.metadata
         if bridge.header is not None:
             metadata |= bridge.header([c.found.name for c in told], modules_of(told), self.target.inputs)
         if not self.plan.into_directory and not bridge.container.whole and (said := self.plan.config.quantization):
@@ -415,8 +422,8 @@ class Job:
             "bytes_written": self.progress.total,
             "seconds": round(seconds, 3),
             **self.plan.sizes(),
-            "requantized": lost(self.losses),
-            "errors": errors(self.losses),
+            "requantized": self.losses.requantized(),
+            "errors": self.losses.errors(),
             "not_finite": self.not_finite,
             "output_errors": self.rounded,
             "notes": self._all_notes(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from breccia.checkpoint.files.sums import differing
+from breccia.checkpoint.files.sums import differing, every_piece
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.plan import Files
 from breccia.checkpoint.planning.remarks import Remark
@@ -28,8 +28,8 @@ def look(checkpoint: Checkpoint, files: Files, work: Work) -> None:
         for choice, done in _done(choices, work.done(file)):
             homes = {name: checkpoint.home.get(name) for name in choice.found.parts.values()}
             names = {name for name, home in homes.items() if home is not None and home.path.name in touched}
-            other = names - {piece[0] for piece in done.read}
-            for piece in done.read:
+            other = names - done.read.keys()
+            for piece in every_piece(done.read):
                 name = piece[0]
                 if name not in checkpoint.home:
                     other.add(name)

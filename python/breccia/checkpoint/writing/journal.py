@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a conversion is on disk, in records that a killed process cannot leave half-written unnoticed and
-that no name in a checkpoint can imitate: each has its length and a checksum keyed by the conversion."""
+that no name in a checkpoint can imitate: those that are added at once are one JSON list, which has its length and a
+checksum keyed by the conversion."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 from breccia.checkpoint.files import disk
 
@@ -16,7 +18,7 @@ __all__ = ["Journal", "Record", "first_record", "read_journal"]
 
 _MAGIC = b"breccia journal\n"
 _SUM = 16
-Record = tuple[str, ...]
+Record = tuple[Any, ...]  # of JSON types
 
 
 def read_journal(path: Path, identity: bytes) -> tuple[list[Record], int]:
@@ -33,7 +35,7 @@ def read_journal(path: Path, identity: bytes) -> tuple[list[Record], int]:
         mark = raw[at + 4 + length : at + 4 + length + _SUM]
         if mark != _mark(identity, at, text):
             break
-        records.append(tuple(json.loads(text)))
+        records += map(tuple, json.loads(text))
         at += 4 + length + _SUM
     return records, at
 
@@ -41,7 +43,7 @@ def read_journal(path: Path, identity: bytes) -> tuple[list[Record], int]:
 def first_record(path: Path) -> Record:
     """The first record, of whichever conversion. Raises ValueError where there is none."""
     raw, at = path.read_bytes() if path.is_file() else b"", len(_MAGIC) + 4
-    return tuple(json.loads(raw[at : at + int.from_bytes(raw[at - 4 : at], "little")]))
+    return tuple(json.loads(raw[at : at + int.from_bytes(raw[at - 4 : at], "little")])[0])
 
 
 def _mark(key: bytes, at: int, text: bytes) -> bytes:
@@ -71,11 +73,10 @@ class Journal:
 
     def add(self, records: list[Record]) -> None:
         """Append records; they are on disk when this returns."""
-        data, at = bytearray(b"" if self._end else _MAGIC), self._end
-        for record in records:
-            text = json.dumps(record).encode()
-            data += struct.pack("<I", len(text)) + text + _mark(self._key, at + len(data), text)
-        disk.write(self._fd, bytes(data), at, self.path)
+        start, text = b"" if self._end else _MAGIC, json.dumps(records).encode()
+        at = self._end + len(start)
+        data = start + struct.pack("<I", len(text)) + text + _mark(self._key, at, text)
+        disk.write(self._fd, data, self._end, self.path)
         disk.sync(self._fd, self.path)
         self._end += len(data)
         self.last = records[-1:] or self.last

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from breccia.checkpoint.workers import PIECE, Workers
 from breccia.comparison import Comparison, magnitudes
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["FLOATS", "Loss", "counted", "errors", "in_piece", "lost", "summed"]
+__all__ = ["FLOATS", "Loss", "Losses", "counted", "in_piece", "summed"]
 
 
 class Loss(NamedTuple):
@@ -45,34 +46,51 @@ def summed(sums: Sequence[Comparison], again: bool = False) -> Loss:
     return Loss(signal, noise, all(map(attrgetter("equal"), sums)), again)
 
 
-def lost(losses: Mapping[str, Loss]) -> dict[str, Any] | None:
-    """What requantizing changed: how many tensors there are, how many hold every value that they held, and the signal
-    to noise of the others, None where it is no number. None of no tensors."""
-    requantized = [one for one in losses.values() if one.again]
-    if not requantized:
-        return None
-    others = [one for one in requantized if not one.equal]
-    signal, noise = sum(one.signal for one in others), sum(one.noise for one in others)
-    return {
-        "tensors": len(requantized),
-        "lossless": len(requantized) - len(others),
-        "sqnr_db": round(10 * math.log10(signal / noise), 2) if signal > 0 and 0 < noise < math.inf else None,
-    }
+class Losses:
+    """What tensors lost that got new codes, taken together.
 
+    Attributes:
+        infinite: names of those whose noise is not finite.
+    """
 
-def errors(losses: Mapping[str, Loss]) -> dict[str, Any] | None:
-    """What all tensors lost that got new codes: how many, the worst and its name, and the median, in dB; "inf"
-    of all lossless. None of none."""
-    known = {name: decibels for name, one in losses.items() if not math.isnan(decibels := one.sqnr_db)}
-    if not known:
-        return None
-    worst = min(known, key=known.__getitem__)
-    return {
-        "tensors": len(known),
-        "worst": worst,
-        "worst_db": _json(known[worst]),
-        "median_db": _json(statistics.median(known.values())),
-    }
+    def __init__(self) -> None:
+        self.infinite: list[str] = []
+        self._decibels = array("d")
+        self._worst = math.inf, ""
+        self._again = self._equal = 0  # tensors whose codes were read, and those of them that hold every value
+        self._signal = self._noise = 0.0  # of the others of them
+
+    def add(self, name: str, loss: Loss) -> None:
+        """Take in that of a tensor."""
+        decibels = loss.sqnr_db
+        if not math.isnan(decibels):
+            self._decibels.append(decibels)
+            self._worst = self._worst if self._worst[0] <= decibels and self._worst[1] else (decibels, name)
+        if loss.noise == math.inf:
+            self.infinite.append(name)
+        if loss.again:
+            self._again, self._equal = self._again + 1, self._equal + loss.equal
+        if loss.again and not loss.equal:
+            self._signal, self._noise = self._signal + loss.signal, self._noise + loss.noise
+
+    def requantized(self) -> dict[str, Any] | None:
+        """What requantizing changed: how many tensors there are, how many hold every value that they held, and the
+        signal to noise of the others, None where it is no number. None of no tensors."""
+        there = self._signal > 0 and 0 < self._noise < math.inf
+        sqnr_db = round(10 * math.log10(self._signal / self._noise), 2) if there else None
+        return {"tensors": self._again, "lossless": self._equal, "sqnr_db": sqnr_db} if self._again else None
+
+    def errors(self) -> dict[str, Any] | None:
+        """What all tensors lost that got new codes: how many, the worst and its name, and the median, in dB; "inf"
+        of all lossless. None of none."""
+        if not self._decibels:
+            return None
+        return {
+            "tensors": len(self._decibels),
+            "worst": self._worst[1],
+            "worst_db": _json(self._worst[0]),
+            "median_db": _json(statistics.median(self._decibels)),
+        }
 
 
 def _json(decibels: float) -> float | str:

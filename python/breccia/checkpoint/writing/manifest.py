@@ -7,14 +7,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from breccia._version import __version__
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files import disk
-from breccia.checkpoint.files.sums import Sums, differing
+from breccia.checkpoint.files.sums import Sums, add_lines, differing, joined, pieces_of
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.request import Request
 from breccia.checkpoint.planning.targets import Target
@@ -46,42 +48,57 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 class Manifest:
-    """What is known of an output while it is made; ``read``: checksums of all that was read so far."""
+    """What is known of an output while it is made, a file after the other; ``read``: checksums of all that was read so
+    far, a line for each name."""
 
     def __init__(self, target: Target, request: Request | None) -> None:
         self._target, self._request = target, request
-        self.read = Sums()
-        self._files: dict[str, tuple[dict[str, list[str]], Sums]] = {}
+        self.read: dict[str, str] = {}
+        self._file, self._wrote = "", dict[str, str]()
+        self._made: dict[str, Choice] = {}
+        self._files: dict[str, bytes] = {}  # JSON of those before, compressed
 
-    def add(self, file: str, choices: Iterable[Choice], read: Sums, wrote: Sums) -> None:
+    def add(self, file: str, choices: Iterable[Choice], read: Mapping[str, str], wrote: Mapping[str, str]) -> None:
         """What was written of some tensors in a file of the output, and what was read for them."""
-        self.read.merge(read)
-        if file not in self._files:
-            self._files[file] = {}, Sums()
-        some, sums = self._files[file]
-        sums.merge(wrote)
+        add_lines(self.read, read)
+        if file != self._file:
+            self._close(file)
+        add_lines(self._wrote, wrote)
         for choice in choices:
-            for output in choice.outputs:
-                some[output] = [choice.action, choice.found.name]
+            self._made |= dict.fromkeys(choice.outputs, choice)
 
-    def known(self, file: str) -> dict[str, list[str]]:
-        """What is known of the tensors of a file."""
-        some, sums = self._files[file]
-        said = sums.joined().said()
-        return {name: [*some[name], said.get(name, "")] for name in sorted(some)}
+    def _close(self, following: str = "") -> None:
+        if self._file:
+            self._files[self._file] = zlib.compress(json.dumps(self.known()).encode(), 1)
+        self._file, self._wrote, self._made = following, {}, {}
+
+    def known(self) -> dict[str, list[str]]:
+        """What is known of the tensors of the file that is made."""
+        lines = self._wrote
+        return {
+            name: [choice.action, choice.found.name, joined(lines.get(name, ""))]
+            for name, choice in sorted(self._made.items(), key=itemgetter(0))
+        }
 
     def write(self, place: Path, notes: Sequence[str], sha256: Mapping[str, Any] | None) -> None:
         """Write it; ``notes`` are those of the plan, ``sha256`` those of tensors."""
+        self._close()
+        disk.write_file(place, self._pieces(notes, sha256))
+
+    def _pieces(self, notes: Sequence[str], sha256: Mapping[str, Any] | None) -> Iterator[bytes]:
         said: dict[str, Any] = {"breccia": __version__, "to": self._target.spelled}
         if (request := self._request) is not None:
             said |= {"to": request.to, "options": request.said(), "data": _data(self._target, request)}
         if self._target.feedback is not None:
             said["repeatable"] = _OF_BLAS
-        if notes:
-            said["notes"] = list(notes)
-        said["source"] = dict(sorted(self.read.joined().said().items()))
-        said["files"] = {name: self.known(name) for name in sorted(self._files)}
-        disk.write_file(place, json.dumps(said | ({"sha256": sha256} if sha256 else {})).encode() + b"\n")
+        said |= ({"notes": list(notes)} if notes else {}) | ({"sha256": sha256} if sha256 else {})
+        source = {name: joined(line) for name, line in sorted(self.read.items())}
+        yield json.dumps(said).encode()[:-1] + b', "source": ' + json.dumps(source).encode()
+        before = b', "files": {'
+        for name, text in sorted(self._files.items()):
+            yield before + json.dumps(name).encode() + b": " + zlib.decompress(text)
+            before = b", "
+        yield b"}}\n" if self._files else b', "files": {}}\n'
 
 
 def _data(target: Target, request: Request) -> dict[str, dict[str, str]]:
@@ -126,7 +143,7 @@ class Written:
         files = {} if said is None else said["files"]
         try:
             lines = {name: str(one[2]) for some in files.values() for name, one in some.items() if one[2]}
-            self._sums = Sums(lines)
+            self._wanted = {name: pieces_of(line) for name, line in lines.items()}
         except (IndexError, TypeError, ValueError):
             raise ValueError(
                 f"{place_of(checkpoint.path)}: tensors must have checksums as convert writes them"
@@ -140,16 +157,15 @@ class Written:
         checkpoint = self._checkpoint
         if checkpoint.sums is None:
             return []
-        was, checkpoint.sums = checkpoint.sums.joined(), Sums()
-        wrong = []
+        was, wrong = checkpoint.sums.taken(), []
         for name in dict.fromkeys(found.parts.values()):
-            wanted, got = self._sums.of(name), was.of(name)
-            if [span for span, _ in got] == [span for span, _ in wanted]:
+            wanted, got = self._wanted.get(name, {}), pieces_of(joined(was.get(name, "")))
+            if got.keys() == wanted.keys():
                 wrong += [name] if got != wanted else []
             else:
-                pieces = ((name, *span, sum_of) for span, sum_of in wanted)
+                pieces = ((name, *span, sum_of) for span, sum_of in wanted.items())
                 entry = checkpoint.entries[name]
-                fits = all(span[1] <= entry.nbytes for span, _ in wanted)
+                fits = all(stop <= entry.nbytes for _, stop in wanted)
                 wrong += [] if fits and not any(differing(pieces, checkpoint.span)) else [name]
-                checkpoint.sums = Sums()
+                checkpoint.sums.taken()
         return wrong

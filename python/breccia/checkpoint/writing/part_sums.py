@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.files.sums import Sums, differing
+from breccia.checkpoint.files.sums import differing, every_piece
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing.work import Done
@@ -31,7 +32,7 @@ def again(place: Path) -> str:
 
 def write(folder: Path, kept: dict[str, Done], summed: bool) -> None:
     """Write what is known of the files of a part, and whether that has checksums."""
-    text = json.dumps([summed, {name: done.said() for name, done in kept.items()}]).encode()
+    text = json.dumps([summed, kept]).encode()
     disk.write_file(folder / _NAME, b"%08x" % zlib.crc32(text) + text)
 
 
@@ -44,7 +45,7 @@ def read(place: Path, wanted: bool) -> dict[str, Done]:
     summed, said = json.loads(raw[8:])  # what this package wrote
     if wanted and not summed:
         raise ValueError(f"{place} must have checksums, it was made without: {again(place)}, or leave them out here")
-    return {name: Done.of(text) for name, text in said.items()}
+    return {name: Done(*one) for name, one in said.items()}
 
 
 def check_source(checkpoint: Checkpoint, parts: OfParts, threads: int) -> None:
@@ -52,7 +53,7 @@ def check_source(checkpoint: Checkpoint, parts: OfParts, threads: int) -> None:
     part."""
     pieces: dict[tuple[str, int, int], tuple[int, Path]] = {}
     for (place, _), done in parts.items():
-        for name, start, stop, crc in done.read:
+        for name, start, stop, crc in every_piece(done.read):
             before, other = pieces.setdefault((name, start, stop), (crc, place))
             if before != crc:
                 raise ValueError(
@@ -72,12 +73,12 @@ def check_source(checkpoint: Checkpoint, parts: OfParts, threads: int) -> None:
         workers.each(look, iter(pieces.items()))
 
 
-def check_written(writer: PlannedWriter, wrote: Sums, threads: int) -> None:
+def check_written(writer: PlannedWriter, wrote: Mapping[str, str], threads: int) -> None:
     """Whether a part's file has the bytes that were written to it. Raises ValueError where it has not; the message
     names a tensor."""
 
     def look(name: str, _: Any) -> None:
-        if not writer.has(name, wrote):
+        if not writer.has(name, wrote.get(name, "")):
             raise ValueError(
                 f"{writer.path}: tensor {name!r} must be as its part wrote it, it is not: {again(writer.path.parent)}"
             )

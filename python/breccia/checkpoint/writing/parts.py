@@ -24,7 +24,6 @@ from breccia.checkpoint.arguments import count_of, existing, path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.identity import Identity, digest
 from breccia.checkpoint.planning.plan import Files, Plan, Planner
@@ -332,7 +331,7 @@ class _Parts(Job):
 
     def _keep(self, file: str, choices: list[Choice], done: Done) -> None:
         super()._keep(file, choices, done)
-        self.kept.setdefault(file, Done(Sums(), Sums(), {}, {}, {})).add(done)
+        self.kept.setdefault(file, Done({}, {}, {}, {}, {})).add(done)
 
     def finish(self) -> ConvertReport:
         """See `finish`."""
@@ -379,7 +378,7 @@ class _Parts(Job):
                 self.progress.add(sum(c.nbytes for c in choices))
             else:
                 self._join(work.out / name, choices, pieces[name])
-                work.record(name, {"": Done(Sums(), Sums(), {}, {}, {})})
+                work.record(name, {"": Done({}, {}, {}, {}, {})})
             work.note(name)
 
     def _check(self, path: Path, choices: list[Choice]) -> PlannedWriter:

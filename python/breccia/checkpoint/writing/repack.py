@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from breccia.bridges.file_kinds import Spec
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Part
 from breccia.checkpoint.planning.choices import Choice, target_parts
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.workers import Workers
-from breccia.checkpoint.writing.losses import in_piece
+from breccia.checkpoint.writing.losses import FLOATS, in_piece
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Sink", "repack"]
@@ -108,19 +109,19 @@ class Sink:
         writer: takes bytes of its tensors, as `PlannedWriter` does.
         workers: threads that make and write pieces.
         done: is told of each piece how many bytes it has.
-        dtypes: of the floats that are written, by name.
+        specs: dtypes and shapes of what is written, by name, where numbers that are not finite are to be counted.
         not_finite: how many numbers of each new piece are infinite or NaN.
     """
 
     writer: Any
     workers: Workers
     done: Callable[[int], None] = lambda nbytes: None
-    dtypes: Mapping[str, str] = field(default_factory=dict)
+    specs: dict[str, Spec] = field(default_factory=dict)
     not_finite: list[int] = field(default_factory=list)
 
     def put(self, name: str, array: Any, at: int = 0, *, copied: bool = False) -> None:
         """Write a stored tensor, or a piece of it that begins at a byte; ``copied``: its bytes are the source's."""
-        if not copied and name in self.dtypes:
-            self.not_finite.append(in_piece(array, self.dtypes[name]))
+        if not copied and name in self.specs and (dtype := self.specs[name][0]) in FLOATS:
+            self.not_finite.append(in_piece(array, dtype))
         self.writer.write(name, array, at)
         self.done(array.nbytes)

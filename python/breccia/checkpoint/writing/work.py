@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.locks import Lock, lock
-from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.files.sums import add_lines
 from breccia.checkpoint.planning.identity import Identity
 from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.writing.journal import Journal, Record, first_record, read_journal
@@ -29,37 +29,27 @@ _WORTH = 10.0  # seconds of work
 
 
 class Done(NamedTuple):
-    """What is known of tensors that were converted.
+    """What is known of tensors that were converted, of JSON types.
 
     Attributes:
-        read: checksums of what was read for them, by stored names.
+        read: checksums of what was read for them, a line for each stored name.
         wrote: checksums of what was written, by the names in the output.
         not_finite: how many numbers are infinite or NaN, by logical names, where any are.
-        losses: how far new codes are from what was read, by logical names.
+        losses: how far new codes are from what was read, by logical names: see `Loss`.
         rounded: what became of those that were rounded by GPTQ, by logical names: see `feedback.rounded`.
     """
 
-    read: Sums
-    wrote: Sums
+    read: dict[str, str]
+    wrote: dict[str, str]
     not_finite: dict[str, int]
     losses: dict[str, Loss]
     rounded: dict[str, dict[str, Any]]
 
-    def said(self) -> str:
-        """In words that `of` takes."""
-        return json.dumps([self.read.said(), self.wrote.said(), self.not_finite, self.losses, self.rounded])
-
-    @classmethod
-    def of(cls, text: str) -> Done:
-        read, wrote, not_finite, losses, rounded = json.loads(text)
-        lost = {name: Loss(*one) for name, one in losses.items()}
-        return cls(Sums(read), Sums(wrote), not_finite, lost, rounded)
-
     def add(self, other: Done) -> None:
         """Take in what is known of others. Raises ValueError where something was read for both, and had other bytes for
         one than for the other."""
-        self.read.merge(other.read)
-        self.wrote.merge(other.wrote)
+        add_lines(self.read, other.read)
+        add_lines(self.wrote, other.wrote)
         self.not_finite.update(other.not_finite)
         self.losses.update(other.losses)
         self.rounded.update(other.rounded)
@@ -134,7 +124,7 @@ class Work:
     def __init__(self, destination: Path, identity: Identity, *, directory: bool, replace: bool = False) -> None:
         self._start = time.monotonic()
         self.destination, self._directory, self._replace = destination, directory, replace
-        self.records: dict[str, dict[str, str]] = {}
+        self.records: dict[str, dict[str, Done]] = {}
         self._files = set[str]()  # of which this run recorded tensors
         self._waiting: list[Record] = []  # that go with the first of tensors
         self._recorded = False  # whether there is work that an error must not lose
@@ -208,13 +198,13 @@ class Work:
         self.stamps: dict[str, list[int]] = {}
         for kind, *words in self._journal.records:
             if kind == "tensor":
-                self.records.setdefault(words[0], {})[words[1]] = words[2]
+                self.records.setdefault(words[0], {})[words[1]] = Done(*words[2])
             elif kind == "again":
                 self.records[words[0]].pop(words[1])
             elif kind == "restart":
                 self.records.pop(words[0])
             elif kind == "stamps":
-                self.stamps = json.loads(words[0])
+                self.stamps = words[0]
         self._journal.records.clear()
         self._recorded = any(self.records.values())
         self._start -= _WORTH if self._recorded else 0
@@ -232,7 +222,7 @@ class Work:
 
     def done(self, file: str) -> dict[str, Done]:
         """Tensors of a file that an earlier run put on disk."""
-        return {name: Done.of(said) for name, said in self.records.get(file, {}).items()}
+        return self.records.get(file, {})
 
     def restart(self, file: str) -> None:
         """Forget what is said to be on disk of a file."""
@@ -246,13 +236,13 @@ class Work:
         assert self._journal is not None
         for file, name in tensors:
             del self.records[file][name]
-        self._waiting += [*(("again", *one) for one in tensors), ("stamps", json.dumps(stamps))]
+        self._waiting += [*(("again", *one) for one in tensors), ("stamps", dict(stamps))]
         if tensors:
             self._add([])
 
     def record(self, file: str, tensors: Mapping[str, Done]) -> None:
         """Say that tensors of a file are on disk."""
-        self._add([("tensor", file, name, done.said()) for name, done in tensors.items()])
+        self._add([("tensor", file, name, done) for name, done in tensors.items()])
         self._recorded |= bool(tensors)
         self._files.add(file)
 
