@@ -26,7 +26,8 @@ def identity_of(checkpoint: Checkpoint, target: Target, files: Sequence[tuple[st
     """The version, the target with its options, what config.json says, and what is to be written of which tensors."""
     tensors = hashlib.sha256()
     for name, choices in files:
-        tensors.update(json.dumps([name, [(choice.action, choice.outputs) for choice in choices]]).encode())
+        written = [(choice.action, choice.found.name, choice.form.outputs) for choice in choices]
+        tensors.update(json.dumps([name, written]).encode())
     return {
         "version of breccia": __version__,
         "config.json": digest(checkpoint.config),
