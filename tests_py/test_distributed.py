@@ -19,7 +19,7 @@ if not torch.distributed.is_available():
     pytest.skip("torch is built without torch.distributed", allow_module_level=True)
 import torch.distributed as dist  # noqa: E402
 from breccia import distributed  # noqa: E402
-from breccia.distributed.gather import agreement, in_place  # noqa: E402
+from breccia.distributed.gather import agreement, groups, in_place  # noqa: E402
 
 SHAPES = [(256, 256), (390, 256), (3, 256)]  # even; ragged; fewer rows than ranks
 
@@ -357,6 +357,54 @@ def tells_who_failed(rank, world):
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_rank_that_fails_tells_the_others_at_once(world):
     distributed_ranks.run(world, tells_who_failed)
+
+
+def needs_others_alone(rank, world):
+    """One rank goes on, for its call asks nobody; the others wait for it, whether they have agreed before or not."""
+    groups._PATIENCE = datetime.timedelta(seconds=0.02)
+    x = tensor((384, 384))
+    recipes = cases.RECIPES.values()
+    asking = {(type(r), r.layout.block, dim): r for r in recipes for dim in (0, 1) if crosses(r, dim)}
+    assert {recipe.name for recipe in asking.values()} >= {"nvfp4", "current", "int8"}
+    for number, ((*_, dim), recipe) in enumerate(asking.items()):
+        call = partial(distributed.cast, recipe=recipe, dim=dim)
+        group = dist.new_group(timeout=datetime.timedelta(seconds=60))
+        if number % 2:
+            for other in (call, partial(call, recipe="mxfp8")):
+                other(x, group=group)
+        distributed.cast(x, "mxfp8", group=group)  # which nobody waits for
+        distributed.amax([], "fp8", group=group)
+        if rank == 1:
+            call(x, group=group, recipe="mxfp8")
+            distributed.cast(x, "mxfp4", group=group)
+            continue
+        began = time.monotonic()
+        said = f"rank 1 of group '{group.group_name}' of the ranks .* needs no other rank's scales for its own"
+        with pytest.raises(ValueError, match=said):
+            call(x, group=group)
+        assert time.monotonic() - began < 20, call
+
+
+def sources_differ(rank, world):
+    x = breccia.cast(tensor((384, 384)), "mxfp8")
+    for call in (distributed.broadcast, distributed.scatter):
+        for one, others in ((0, 1), (1, 0)):
+            group = dist.new_group(timeout=datetime.timedelta(seconds=60))
+            for src in (0, 1):
+                call(x, src, group)
+            with pytest.raises(
+                ValueError, match=r"src must be alike on all ranks, but rank \d passed another than rank 0"
+            ):
+                call(x, one if rank == 1 else others, group)
+    with pytest.raises(ValueError, match=r"dim must be alike on all ranks, but rank 1 passed another than rank 0"):
+        distributed.scatter(x, dim=rank == 1)
+    distributed.scatter(x, dim=-1 if rank == 1 else 1)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("body", [needs_others_alone, sources_differ])
+def test_ranks_that_ask_for_different_things_hear_of_it(body, world):
+    distributed_ranks.run(world, body)
 
 
 def gathers_nan(rank, world):

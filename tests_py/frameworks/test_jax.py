@@ -21,8 +21,6 @@ from breccia.verbs.cast_options import CastOptions  # noqa: E402
 
 PEER = peers.Jax()
 MXFP8, NVFP4, INT4 = breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling(), breccia.INT4Scaling()
-NAMES = ("delayed", "current-row", "block-128x128", "mxfp8-floor", "mxfp4-mse", "nvfp4", "int4-asymmetric", "int8-32")
-FEW = pytest.mark.parametrize("recipe", [cases.RECIPES[name] for name in NAMES], ids=NAMES)
 
 
 def special():
@@ -43,7 +41,7 @@ def compiled(request, monkeypatch):
     jax.clear_caches()
 
 
-@FEW
+@cases.ALL
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.in_turn
 def test_under_jit(recipe):

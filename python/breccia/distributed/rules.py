@@ -7,7 +7,8 @@ columns of the result, columns of both operands give sums that are still to be a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -76,25 +77,13 @@ def cast(x: DTensor, recipe: ScalingRecipe, options: CastOptions) -> ScaledTenso
     others = (options.hadamard, options.amax, options.importance)
     if options.rounding != "nearest" or any(other is not None for other in others):
         raise ValueError("x must be a plain tensor for rounding=, hadamard=, amax= or importance=, got a DTensor")
-    cuts = [i for i, placement in enumerate(x.placements) if placement.is_shard()]
-    if len(cuts) > 1:
-        raise ValueError(f"x must be cut along one axis of its mesh, got the placements {x.placements}")
-    local = x.to_local()
-    amax = None
-    if cuts:
-        dim = x.placements[cuts[0]].dim
-        check_cut(tuple(x.shape), recipe.layout, recipe, dim, x.device_mesh.size(cuts[0]), "x", options.square_blocks)
-        amax = statistics.amax([local], recipe, x.device_mesh.get_group(cuts[0]), dim)[0]
+    mesh, cut, local, amax = x.device_mesh, _cut(x.placements, "x"), x.to_local(), None
+    if cut is not None:
+        dim = x.placements[cut].dim
+        check_cut(tuple(x.shape), recipe.layout, recipe, dim, mesh.size(cut), "x", options.square_blocks)
+        amax = statistics.amax([local], recipe, mesh.get_group(cut), dim)[0]
     made = verbs.cast(local, recipe, amax=amax, square_blocks=options.square_blocks)
-    return _wrapped(made, x)
-
-
-class _Whole(NamedTuple):
-    """What `_wrapped` asks of a DTensor."""
-
-    shape: tuple[int, ...]
-    device_mesh: Any
-    placements: tuple[Any, ...]
+    return _wrapped(made, tuple(x.shape), mesh, x.placements)
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
@@ -102,26 +91,24 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     codes where a scale follows from more than one rank holds. Then ranks keep their parts if these are whole blocks.
     Raises ValueError where more than one axis of the mesh cuts the tensor."""
     shape, mesh, placements = tuple(scaled.shape), scaled.data.device_mesh, list(scaled.data.placements)
-    cuts = [i for i, placement in enumerate(placements) if placement.is_shard()]
-    if len(cuts) > 1:
-        raise ValueError(f"scaled must be cut along one axis of its mesh, got the placements {tuple(placements)}")
+    cut = _cut(placements, "scaled")
     form = scaled._form
     parts = [getattr(scaled, name).to_local() for name in form.parts]
     local = ScaledTensor._of(form, *form.place(parts))
-    if not cuts:
-        return _wrapped(verbs.requantize(local, recipe), _Whole(shape, mesh, tuple(placements)))
-    dim, group, world = placements[cuts[0]].dim, mesh.get_group(cuts[0]), mesh.size(cuts[0])
+    if cut is None:
+        return _wrapped(verbs.requantize(local, recipe), shape, mesh, placements)
+    dim, group, world = placements[cut].dim, mesh.get_group(cut), mesh.size(cut)
     whole_blocks = True
     try:
         check_cut(shape, recipe.layout, recipe, dim, world, "scaled")
     except ValueError:
-        whole_blocks, placements[cuts[0]] = False, Replicate()
+        whole_blocks, placements[cut] = False, Replicate()
     if whole_blocks and not statistics.crossing(recipe, dim, len(shape)):
         made = verbs.requantize(local, recipe)
     else:
         made = verbs.requantize(collectives.all_gather(local, group, dim), recipe)
-        made = plan(shape, recipe, world, dim).cut(made, mesh.get_local_rank(cuts[0])) if whole_blocks else made
-    return _wrapped(made, _Whole(shape, mesh, tuple(placements)))
+        made = plan(shape, recipe, world, dim).cut(made, mesh.get_local_rank(cut)) if whole_blocks else made
+    return _wrapped(made, shape, mesh, placements)
 
 
 def weight(w: DTensor) -> MadeWeight | None:
@@ -130,29 +117,29 @@ def weight(w: DTensor) -> MadeWeight | None:
     if not isinstance(local, LinearWeight):
         return None
     made = type(local)._quantize(local)
-    return MadeWeight(_wrapped(made.scaled, w), made.square_blocks)
+    return MadeWeight(_wrapped(made.scaled, tuple(w.shape), w.device_mesh, w.placements), made.square_blocks)
 
 
-def _wrapped(made: ScaledTensor, x: DTensor | _Whole) -> ScaledTensor:
+def _cut(placements: Sequence[Any], argument: str) -> int | None:
+    """The axis of the mesh that cuts a tensor; None where none does."""
+    cuts = [i for i, placement in enumerate(placements) if placement.is_shard()]
+    if len(cuts) > 1:
+        raise ValueError(f"{argument} must be cut along one axis of its mesh, got the placements {tuple(placements)}")
+    return cuts[0] if cuts else None
+
+
+def _wrapped(made: ScaledTensor, shape: tuple[int, ...], mesh: Any, placements: Sequence[Any]) -> ScaledTensor:
     """The ScaledTensor of a DTensor's shape whose local parts are those of ``made``."""
-    cuts = [i for i, placement in enumerate(x.placements) if placement.is_shard()]
-    key = recipe_key(made.recipe)
-    shapes = [part for part in tensors.output_parts(list(x.shape), key) if part is not None]
-    form = cast_form(made.recipe, tuple(x.shape), made.original_dtype)
-    parts = [getattr(made, name) for name in form.parts]
-    wrapped = [_dealt(part, x, shape, stride, cuts) for part, (shape, stride, _) in zip(parts, shapes, strict=True)]
+    form, wrapped = cast_form(made.recipe, shape, made.original_dtype), []
+    outputs = [part for part in tensors.output_parts(list(shape), recipe_key(made.recipe)) if part is not None]
+    for name, (size, stride, _) in zip(form.parts, outputs, strict=True):
+        dealt: list[Any] = [Replicate()] * mesh.ndim
+        for i, one in enumerate(placements):
+            if one.is_shard() and len(size) > 1 and not (size[one.dim] == 1 != shape[one.dim]):
+                dealt[i] = Shard(one.dim)
+        like = {"shape": torch.Size(size), "stride": tuple(stride)}
+        wrapped.append(DTensor.from_local(getattr(made, name), mesh, dealt, run_check=False, **like))
     return ScaledTensor._of(form, *form.place(wrapped))
-
-
-def _dealt(part: Any, x: DTensor | _Whole, shape: Any, stride: Any, cuts: list[int]) -> DTensor:
-    placements: list[Any] = [Replicate()] * x.device_mesh.ndim
-    for cut in cuts:
-        dim = x.placements[cut].dim
-        if len(shape) > 1 and not (shape[dim] == 1 != x.shape[dim]):
-            placements[cut] = Shard(dim)
-    return DTensor.from_local(
-        part, x.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
-    )
 
 
 def check_cut(

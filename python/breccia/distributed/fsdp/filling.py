@@ -94,14 +94,8 @@ def _dealt(parameter: Any, local: torch.Tensor, shape: tuple[int, ...]) -> Any:
     """A tensor that is dealt out as the parameter is."""
     if not isinstance(parameter, DTensor):
         return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=(shape[1], 1),
-    )
+    size = {"shape": torch.Size(shape), "stride": (shape[1], 1)}
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False, **size)
 
 
 def _begin(parameter: Any) -> int:

@@ -258,9 +258,8 @@ def _dealt(w: DTensor, recipe: ScalingRecipe, at_rest: str, square_blocks: bool)
         rules.check_cut(tuple(w.shape), recipe.layout, recipe, placement.dim, world, "w", square_blocks)
     local = w.detach().to_local().contiguous()
     _check(local, recipe, square_blocks)
-    about = About(
-        recipe, square_blocks, tuple(local.shape), w.device_mesh.get_group() if placement.is_shard() else None
-    )
+    peers = w.device_mesh.get_group() if placement.is_shard() else None
+    about = About(recipe, square_blocks, tuple(local.shape), peers)
     part = _made(local, about, Clock())
     whole = DTensor.from_local(part, w.device_mesh, w.placements, run_check=False, shape=w.shape, stride=w.stride())
     return torch.nn.Parameter(whole, requires_grad=w.requires_grad)

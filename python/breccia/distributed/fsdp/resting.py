@@ -47,9 +47,8 @@ class Packing:
 
     def like(self, other: Packing) -> bool:
         """Whether rows of the other mean the same, whatever dtype they look like."""
-        return (
-            replace(other, dtype=self.dtype, form=other.form._replace(original_dtype=self.form.original_dtype)) == self
-        )
+        form = other.form._replace(original_dtype=self.form.original_dtype)
+        return replace(other, dtype=self.dtype, form=form) == self
 
 
 def resting_of(scaled: ScaledTensor, dtype: torch.dtype, square_blocks: bool) -> RestingWeight:

@@ -199,10 +199,8 @@ class Shard:
             if part.ndim == 2 and not (self._one_per_row and name == "scale"):
                 mine = part.contiguous().view(torch.uint8)
                 everyone = mine.new_empty(world, *mine.shape)
-                flying[name] = (
-                    gather_into(everyone.view(-1), mine.view(-1), group=self.group, async_op=True),
-                    everyone,
-                )
+                work = gather_into(everyone.view(-1), mine.view(-1), group=self.group, async_op=True)
+                flying[name] = work, everyone
         dtypes = {name: getattr(made, name).dtype for name in form.parts}
 
         def whole(outs: Sequence[torch.Tensor]) -> tuple[ScaledTensor, tuple[Any, ...]]:

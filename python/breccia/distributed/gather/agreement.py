@@ -35,28 +35,29 @@ def on_all_ranks(do: Callable[[], Result], group: Any, alike: Callable[[Result],
         key = "" if alike is None else alike(result)
     except BaseException as raised:
         error, said = raised, f"{type(raised).__name__}: {raised}"
+    told: list[Any] = []
     if dist.is_available() and dist.is_initialized() and dist.get_rank(group) >= 0:
-        told: list[Any] = [None] * dist.get_world_size(group)
+        told = [None] * dist.get_world_size(group)
         dist.all_gather_object(told, (said, key), group=group)
-        for rank, (other, _) in enumerate(told):
-            if other and error is None:
-                raise ValueError(f"rank {rank} of {called(group)} failed: {other}")
-        for rank, (_, other) in enumerate(told):
-            if other != key and error is None:
-                raise ValueError(
-                    f"path must lead to one checkpoint on all ranks, but rank {rank} of {called(group)} sees another "
-                    f"than {place(group)}"
-                )
     if error is not None:
         raise error
+    for rank, (other, _) in enumerate(told):
+        if other:
+            raise ValueError(f"rank {rank} of {called(group)} failed: {other}")
+    for rank, (_, other) in enumerate(told):
+        if other != key:
+            raise ValueError(
+                f"path must lead to one checkpoint on all ranks, but rank {rank} of {called(group)} sees another "
+                f"than {place(group)}"
+            )
     return result
 
 
 def extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:
     """How long the ranks' parts are along an axis, told by each of them; all refuse a part of another form."""
-    told = _told([scaled.shape[axis], form(scaled, axis)], scaled.data.device, group)
-    _check_alike("scaled must be a part of one tensor", [form for _, form in told], group)
-    return [extent for extent, _ in told]
+    of_ranks = tell([scaled.shape[axis], form(scaled, axis)], scaled.data.device, group)
+    check_one("scaled must be a part of one tensor", [form for _, form in of_ranks], group)
+    return [extent for extent, _ in of_ranks]
 
 
 def check_alike(argument: str, form: Any, device: Any, group: Any) -> None:
@@ -64,26 +65,29 @@ def check_alike(argument: str, form: Any, device: Any, group: Any) -> None:
     other at the first of a form, whose sizes the backend would else not check or end the process for."""
     known, key = _agreed.setdefault(members_of(group), set()), (argument, str(form))
     if key not in known:
-        told = _told([_number(key)], device, group)
-        _check_alike(f"{argument} must be alike", [number for (number,) in told], group)
+        numbers = tell([_number(key)], device, group)
+        check_one(f"{argument} must be alike", [number for (number,) in numbers], group)
         known.add(key)
 
 
-def _told(mine: list[int], device: Any, group: Any) -> list[list[int]]:
+def tell(mine: list[int], device: Any, group: Any) -> list[list[int]]:
     """The numbers of each rank."""
     sent = torch.tensor(mine, dtype=torch.int64, device=device)
     everyone = sent.new_empty(len(mine) * dist.get_world_size(group))
     wait(gather_into(everyone, sent, group=group, async_op=True), group)
-    told: list[list[int]] = everyone.reshape(-1, len(mine)).tolist()
-    return told
+    numbers: list[list[int]] = everyone.reshape(-1, len(mine)).tolist()
+    return numbers
 
 
-def _check_alike(wanted: str, forms: list[int], group: Any) -> None:
-    for rank, form in enumerate(forms):
-        if form != forms[0]:
+def check_one(
+    argument: str, told: list[int], group: Any, what: str = "has another recipe, layout, dtype or shape"
+) -> None:
+    """Refuse, on all ranks, what they told each other of an argument where it differs."""
+    for rank, number in enumerate(told):
+        if number != told[0]:
             raise ValueError(
-                f"{wanted} on all ranks, but rank {rank} has another recipe, layout, dtype or shape than rank 0 of "
-                f"{called(group)} (seen by {place(group)})"
+                f"{argument} on all ranks, but rank {rank} {what} than rank 0 of {called(group)} "
+                f"(seen by {place(group)})"
             )
 
 

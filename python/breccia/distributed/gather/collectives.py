@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -121,18 +122,9 @@ def all_to_all(
     for name, splits in (("in_splits", in_splits), ("out_splits", out_splits)):
         _check_cuts(scaled, axis, splits, name)
     agreement.check_alike("scaled", agreement.form(scaled, axis), scaled.data.device, group)
-    sent = [Wire(scaled, axis, n) for n in in_splits]
     received = [Wire(scaled, axis, n) for n in out_splits]
-    send = _buffer(scaled, sum(wire.bytes for wire in sent))
-    row = at = 0
-    for wire in sent:
-        wire.write(scaled[row : row + wire.extent], send[at : at + wire.bytes])
-        row, at = row + wire.extent, at + wire.bytes
-    receive = send.new_empty(sum(wire.bytes for wire in received))
-    work = dist.all_to_all_single(
-        receive, send, [w.bytes for w in received], [w.bytes for w in sent], group=group, async_op=True
-    )
-    return _result(Handle(work, lambda: _joined(_read_all(received, receive), axis), group), async_op)
+    work, buffer = _exchange(scaled, axis, in_splits, received, group)
+    return _result(Handle(work, lambda: _joined(_read_all(received, buffer), axis), group), async_op)
 
 
 @tells(2)
@@ -161,24 +153,15 @@ def reduce_scatter(
     agreement.check_alike("x", (dealt.shape, dealt.dim, recipe), x.device, group)
     axis = dealt.dim - x.ndim
     scaled = verbs.cast(x, recipe)
-    sent = [Wire(scaled, axis, end - begin) for begin, end in dealt.ranges]
-    mine = sent[rank]
-    send = _buffer(scaled, sum(wire.bytes for wire in sent))
-    at = 0
-    for i, wire in enumerate(sent):
-        wire.write(dealt.cut(scaled, i), send[at : at + wire.bytes])
-        at += wire.bytes
-    receive = send.new_empty(world * mine.bytes)
-    work = dist.all_to_all_single(
-        receive, send, [mine.bytes] * world, [wire.bytes for wire in sent], group=group, async_op=True
-    )
+    lengths = [end - begin for begin, end in dealt.ranges]
+    received = [Wire(scaled, axis, lengths[rank])] * world
+    work, buffer = _exchange(scaled, axis, lengths, received, group)
 
     def finish() -> torch.Tensor:
-        total: torch.Tensor | None = None
-        for part in _read_all([mine] * world, receive):
-            values = verbs.dequantize(part)
-            total = values if total is None else total.add_(values)
-        assert total is not None
+        parts = map(verbs.dequantize, _read_all(received, buffer))
+        total: torch.Tensor = next(parts)
+        for values in parts:
+            total.add_(values)
         return total
 
     return _result(Handle(work, finish, group), async_op)
@@ -200,7 +183,7 @@ def broadcast(scaled: ScaledTensor | None, src: int = 0, group: Any = None, *, a
         RuntimeError, TypeError: see `all_gather`.
         ValueError: ``src`` is not a rank of the group.
     """
-    like, turned = _announced(scaled, src, group)
+    like, turned, _ = _announced(scaled, src, group)
     wire = Wire(like, -1, like.shape[-1])
     buffer = torch.empty(wire.bytes, dtype=torch.uint8, device=device_of(group))
     if dist.get_rank(group) == src:
@@ -229,8 +212,10 @@ def scatter(
         RuntimeError, TypeError: see `all_gather`.
         ValueError: ``src`` is not a rank of the group, or there is no axis ``dim``.
     """
-    like, turned = _announced(scaled, src, group)
-    axis = _axis(_swapped(dim, like.ndim) if turned else dim, like.ndim)
+    like, turned, dims = _announced(scaled, src, group, dim)
+    axes = [_swapped(one, like.ndim) if turned else _axis(one, like.ndim) for one in dims]
+    agreement.check_one("dim must be alike", axes, group, "passed another")
+    axis = axes[0]
     block = slicing.block_along(like.layout, like.is_packed, axis)
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     ranges = deal(like.shape[axis], block, world)
@@ -277,7 +262,7 @@ def _turned(dealt: Plan | None) -> Plan | None:
         return None
     *batch, rows, columns = dealt.shape
     ndim = len(dealt.shape)
-    return Plan((*batch, columns, rows), _swapped(dealt.dim, ndim) % ndim, dealt.block, dealt.ranges)
+    return replace(dealt, shape=(*batch, columns, rows), dim=_swapped(dealt.dim, ndim) % ndim)
 
 
 def _buffer(like: ScaledTensor, size: int) -> torch.Tensor:
@@ -304,6 +289,22 @@ def _joined(parts: list[ScaledTensor], axis: int) -> ScaledTensor:
         raise ValueError(f"{error} (cast with amax=breccia.distributed.amax(...) for one scale on all ranks)") from None
 
 
+def _exchange(
+    scaled: ScaledTensor, axis: int, lengths: Sequence[int], received: list[Wire], group: Any
+) -> tuple[Any, torch.Tensor]:
+    """Send runs of the tensor to the ranks. The work, and the buffer that what they send comes into."""
+    sent = [Wire(scaled, axis, n) for n in lengths]
+    send = _buffer(scaled, sum(wire.bytes for wire in sent))
+    at = row = 0
+    for wire in sent:
+        run = scaled[(slice(None),) * (scaled.ndim + axis) + (slice(row, row + wire.extent),)]
+        wire.write(run, send[at : at + wire.bytes])
+        at, row = at + wire.bytes, row + wire.extent
+    receive = send.new_empty(sum(wire.bytes for wire in received))
+    sizes = [wire.bytes for wire in received], [wire.bytes for wire in sent]
+    return dist.all_to_all_single(receive, send, *sizes, group=group, async_op=True), receive
+
+
 def _read_all(wires: list[Wire], buffer: torch.Tensor) -> list[ScaledTensor]:
     parts, at = [], 0
     for wire in wires:
@@ -316,10 +317,14 @@ def _global_rank(rank: int, group: Any) -> int:
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
-def _announced(scaled: Any, src: int, group: Any) -> tuple[ScaledTensor, bool]:
-    """The tensor itself on ``src``, upright; elsewhere one of its form without memory. And whether it was turned."""
+def _announced(scaled: Any, src: int, group: Any, dim: int = 0) -> tuple[ScaledTensor, bool, list[int]]:
+    """The tensor itself on ``src``, upright; elsewhere one of its form without memory. Whether it was turned, and what
+    each rank passed as ``dim``."""
     if not 0 <= src < dist.get_world_size(group):
         raise ValueError(f"src must be a rank of the group, 0 to {dist.get_world_size(group) - 1}, got {src}")
+    passed = agreement.tell([src, dim], device_of(group), group)
+    agreement.check_one("src must be alike", [one for one, _ in passed], group, "passed another")
+    dims = [one for _, one in passed]
     here = dist.get_rank(group) == src
     message = torch.zeros(_HEADER_BYTES, dtype=torch.uint8)
     text, problem = b"", None
@@ -337,10 +342,10 @@ def _announced(scaled: Any, src: int, group: Any) -> tuple[ScaledTensor, bool]:
     if "error" in told:
         raise RuntimeError(f"rank {src} of the group had nothing to send: {told['error']}")
     if here:
-        return (scaled.mT if told["turned"] else scaled), told["turned"]
+        return (scaled.mT if told["turned"] else scaled), told["turned"], dims
     empty = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in told["parts"]]
     like: ScaledTensor = unflatten(empty, told["key"])
-    return like, told["turned"]
+    return like, told["turned"], dims
 
 
 def _header(scaled: ScaledTensor) -> bytes:

@@ -56,6 +56,8 @@ gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 # By group: how many collectives this process has begun, which is their number on all ranks.
 _begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+# By group: the first and the last number of the collectives in a row in which this process exchanged nothing.
+_idle: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 _PATIENCE = datetime.timedelta(seconds=0.5)  # before a rank that waits asks whether another has failed
 
 Collective = TypeVar("Collective", bound=Callable[..., Any])
@@ -88,13 +90,15 @@ def wait(work: Any, group: Any, number: int | None = None) -> None:
     """Wait for the work of the collective of that number, this process's last one where it is None.
 
     Raises:
-        ValueError: another rank has failed in it. The ranks are then no longer in step: its work is never done.
+        ValueError: another rank has failed in it, or exchanges nothing in it. The ranks are then no longer in step: its
+            work is never done.
     """
     members = members_of(group)
     if device_of(group).type == "cuda":  # the stream waits, and torch's watchdog looks after it
         work.wait()
         return
-    note = _note(members, number_of(group) if number is None else number)
+    number = number_of(group) if number is None else number
+    note = _note(members, number)
     while True:
         try:
             work.wait(_PATIENCE)
@@ -105,6 +109,29 @@ def wait(work: Any, group: Any, number: int | None = None) -> None:
                 return
         if _store().check([note]):
             raise ValueError(_store().get(note).decode())
+        _look_for_idle_ranks(members, number)
+
+
+def exchanges_nothing(group: Any) -> None:
+    """Tell ranks that may wait in this collective that this process needs none of them, and has gone on."""
+    members, number = members_of(group), number_of(group)
+    first, last = _idle.get(members, (number, number))
+    first = first if last == number - 1 else number
+    _idle[members] = first, number
+    if device_of(group).type != "cuda":  # nobody looks there
+        _store().set(_note(members, f"idle/{dist.get_rank(group)}"), f"{first} {number}")
+
+
+def _look_for_idle_ranks(members: Any, number: int) -> None:
+    for rank in range(dist.get_world_size(members)):
+        note = _note(members, f"idle/{rank}")
+        if _store().check([note]):
+            first, last = map(int, _store().get(note).split())
+            if first <= number <= last:
+                raise ValueError(
+                    f"recipe, dim and the number of tensors must be alike on all ranks, but rank {rank} of "
+                    f"{called(members)} needs no other rank's scales for its own, and {place(members)} does"
+                )
 
 
 def number_of(group: Any) -> int:
@@ -112,8 +139,8 @@ def number_of(group: Any) -> int:
     return _begun.get(members_of(group), 0)
 
 
-def _note(members: Any, number: int) -> str:
-    return f"breccia/{members.group_name}/{number}"
+def _note(members: Any, of: int | str) -> str:
+    return f"breccia/{members.group_name}/{of}"
 
 
 def _store() -> Any:

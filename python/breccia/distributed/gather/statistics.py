@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from breccia import verbs
 from breccia.distributed.gather import agreement
-from breccia.distributed.gather.groups import check_tensor, tells, wait
+from breccia.distributed.gather.groups import check_tensor, exchanges_nothing, tells, wait
 from breccia.distributed.sharding import Plan, check_plan
 from breccia.formats import finfo
 from breccia.frameworks.torch import launches
@@ -55,32 +55,24 @@ def amax(
 def _amax(tensors: Sequence[torch.Tensor], recipe: ScalingRecipe, group: Any, dim: int) -> list[torch.Tensor | None]:
     needed = [crossing(recipe, dim, x.ndim) for x in tensors]
     if not any(needed):
+        exchanges_nothing(group)
         return [None] * len(tensors)
     by_rows = recipe.layout.block == (1, 0)
     whole = [[n for i, n in enumerate(x.shape) if i != dim % x.ndim] for x in tensors]
     agreement.check_alike("tensors", (whole, recipe), tensors[0].device, group)
-    found = [finite_amax(x, by_rows) for x, wanted in zip(tensors, needed, strict=True) if wanted]
-    flags = []
+    asked = [x for x, wanted in zip(tensors, needed, strict=True) if wanted]
+    found = [finite_amax(x, by_rows) for x in asked]
     if by_rows and not finfo(recipe.element).has_nan:  # one NaN makes the scale of the whole row NaN
-        flags = [torch.isnan(x).any(-1).float() for x, wanted in zip(tensors, needed, strict=True) if wanted]
-    if len(found) == 1 and not flags:
-        _reduce(found[0], group)
-        return [found[0] if wanted else None for wanted in needed]
-    packed = torch.cat([x.reshape(-1) for x in (*found, *flags)])
-    _reduce(packed, group)
-    reduced = [
-        part.reshape(x.shape)
-        for part, x in zip(packed.split([x.numel() for x in (*found, *flags)]), (*found, *flags), strict=True)
-    ]
-    values, nans = reduced[: len(found)], reduced[len(found) :]
+        found += [torch.isnan(x).any(-1).float() for x in asked]
+    sent = found[0] if len(found) == 1 else torch.cat([x.reshape(-1) for x in found])
+    wait(dist.all_reduce(sent, dist.ReduceOp.MAX, group=group, async_op=True), group)
+    sizes = [x.numel() for x in found]
+    reduced = [part.reshape(x.shape) for part, x in zip(sent.reshape(-1).split(sizes), found, strict=True)]
+    values, nans = reduced[: len(asked)], reduced[len(asked) :]
     if nans:
         values = [torch.where(nan > 0, torch.nan, x) for x, nan in zip(values, nans, strict=True)]
     rest = iter(values)
     return [next(rest) if wanted else None for wanted in needed]
-
-
-def _reduce(x: torch.Tensor, group: Any) -> None:
-    wait(dist.all_reduce(x, dist.ReduceOp.MAX, group=group, async_op=True), group)
 
 
 @tells(2)
@@ -126,10 +118,9 @@ def cast(
         options["offset"] = plan.offset(rank) if rounding == "stochastic" else 0
     elif rounding == "stochastic":
         raise ValueError("plan is required for rounding='stochastic', which draws on positions in the whole tensor")
-    if found is None:
-        return verbs.cast(x, recipe, **options)
     made = verbs.cast(x, recipe, amax=found, **options)
-    agreement.note_one_scale(made, group)
+    if found is not None:
+        agreement.note_one_scale(made, group)
     return made
 
 
