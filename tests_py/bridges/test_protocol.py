@@ -26,7 +26,7 @@ MEMBERS = {field.name: str(field.type) for field in dataclasses.fields(FileForma
 # What may not know a format by its name. checkpoint/files reads a container, which has the name of a format, too.
 CALLERS = [path for path in (PACKAGE / "checkpoint").rglob("*.py") if path.parent.name != "files"]
 CALLERS += [*(PACKAGE / "cli").glob("*.py"), PACKAGE / "io.py"]
-CALLERS += [PACKAGE / "transformers" / "saving.py", PACKAGE / "transformers" / "loading.py"]
+CALLERS += [PACKAGE / "transformers" / "loading.py"]
 
 
 def arguments(kind: str) -> int | None:

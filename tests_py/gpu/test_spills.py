@@ -15,7 +15,7 @@ import pytest
 import torch
 import triton
 from breccia.kernels.triton import adamw, recipes
-from breccia.kernels.triton.casts import amax_words, cast_feedback, cast_search, cast_words
+from breccia.kernels.triton.casts import cast_feedback, cast_search, cast_words
 from breccia.kernels.triton.conversions import dequant, dequant_words, transpose
 from breccia.kernels.triton.device.elements import ELEMENTS, Form, form_of
 from breccia.kernels.triton.device.words import decode_asm
@@ -330,7 +330,7 @@ def test_w4_gemv(warps: int, kind: str, body: int, even: bool, tmp_path: Path) -
 def test_amax_words(source: str, tmp_path: Path) -> None:
     types = {"x_ptr": "*i32", "part_ptr": "*fp32"}
     constants = {"SOURCE": source, "B": 4096, "N": 1024}
-    used = usage(amax_words.amax_words_kernel, types, constants, tmp_path, num_warps=8)
+    used = usage(cast_words.amax_words_kernel, types, constants, tmp_path, num_warps=8)
     assert used["stack"] == used["local"] == 0, used
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from breccia.distributed.fsdp.modules import make_shardable_
 from breccia.distributed.fsdp.parameters import ScaledParameter, precompute_amax_
 from breccia.distributed.gather.collectives import all_gather, all_to_all, broadcast, reduce_scatter, scatter
-from breccia.distributed.gather.handle import Handle
+from breccia.distributed.gather.groups import Handle
 from breccia.distributed.gather.statistics import amax, cast
 from breccia.distributed.sharding import Plan, plan
 from breccia.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel

@@ -27,8 +27,8 @@ from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing.execute import cast_for, execute
 from breccia.checkpoint.writing.repack import Sink, repack
-from breccia.distributed.checkpoints.names import stored_state
-from breccia.distributed.checkpoints.taking import header_dtype
+from breccia.distributed.checkpoints.loading import stored_state
+from breccia.distributed.checkpoints.reader import header_dtype
 from breccia.distributed.gather import collectives, statistics
 from breccia.distributed.sharding import Plan, deal, plan
 from breccia.frameworks.torch.weights import LinearWeight

@@ -6,16 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, WeightRenaming, apply_renamings
 
-from breccia import verbs
+from breccia import bridges, verbs
 from breccia.bridges.common import as_numpy
+from breccia.bridges.contract import Place
 from breccia.bridges.parts import Found
 from breccia.checkpoint.reading.source import assemble
 from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.transformers.experts import GroupedExperts, StackedLinear
+from breccia.value.form import PARTS
 
 __all__ = ["Quantize", "ReadCodes", "module_of", "put"]
 
@@ -126,3 +128,24 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         put(model, full_layer_name, codes, layer.inputs, scale, self.hf_quantizer.quantization_config)
         missing_keys.discard(full_layer_name)
         return {}
+
+
+def stored_tensors(model: Any, format: str) -> tuple[dict[str, Any], dict[str, str]]:  # noqa: A002
+    """The state of a model with each quantized weight as a format stores it, and entries of the files' metadata."""
+    state: dict[str, Any] = dict(model.state_dict())
+    metadata: dict[str, str] = {}
+    used = getattr(model, "_weight_conversions", None) or []
+    backwards = [one.reverse_transform() for one in reversed(used) if isinstance(one, WeightRenaming)]
+    bridge = bridges.bridge(format)
+    for path, layer in model.named_modules():
+        if not isinstance(layer, QuantizedLinear):
+            continue
+        for part in (*PARTS, "form"):
+            state.pop(f"{path}.weight_{part}", None)
+        weight = layer.weight.to("cpu").to("numpy")
+        place = Place(hasattr(layer, "input_scale"), model.config.to_dict())
+        name = path if isinstance(layer, StackedLinear) else f"{path}.weight"
+        parts, said = bridge.stored(name, weight, place)
+        metadata |= {apply_renamings(key, backwards): text for key, text in said.items()}
+        state |= {name: part.in_torch() for name, part in parts.items()}
+    return state, metadata

@@ -38,8 +38,7 @@ from breccia.transformers.experts import (
     why_not,
     why_not_grouped,
 )
-from breccia.transformers.loading import Quantize, ReadCodes, module_of
-from breccia.transformers.saving import stored_tensors
+from breccia.transformers.loading import Quantize, ReadCodes, module_of, stored_tensors
 
 __all__ = ["BrecciaQuantizer", "ModelOptQuantizer"]
 

@@ -15,12 +15,38 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from breccia.bridges.parts import Found
 from breccia.bridges.written import same_grid
-from breccia.distributed.checkpoints.names import stored_name, stored_state
 from breccia.distributed.checkpoints.reader import CheckpointReader
-from breccia.distributed.fsdp.filling import Codes, Floats, resting_in
+from breccia.distributed.fsdp.modules import Codes, Floats, resting_in
 from breccia.distributed.gather.agreement import on_all_ranks
-from breccia.nn import QuantizedLinear
+from breccia.nn import QuantizedLinear, ScaledLinear
+from breccia.nn.states import MEANING
 from breccia.value.form import PARTS
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # of torch.compile and the like
+
+
+def stored_name(name: str) -> str:
+    """A tensor's or module's name without those of modules that only wrap another."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def stored_state(model: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
+    """Tensors by their names in a checkpoint, with those in the model; without histories of scales, which are a
+    training run's own, and without texts about codes."""
+    own = {
+        f"{path}.{name}".lstrip(".")
+        for path, layer in model.named_modules()
+        if isinstance(layer, (ScaledLinear, QuantizedLinear))
+        for name in (layer._buffers if isinstance(layer, ScaledLinear) else (MEANING,))
+    }
+    return {
+        stored_name(name): (name, tensor)
+        for name, tensor in model.state_dict().items()
+        if name not in own and isinstance(tensor, torch.Tensor)
+    }
+
 
 __all__ = ["load", "quantize_as_"]
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from breccia import verbs
 from breccia.distributed.gather import agreement, in_place
 from breccia.distributed.gather.buffers import Wire
-from breccia.distributed.gather.groups import check_tensor, device_of, gather_into, tells, wait
-from breccia.distributed.gather.handle import Handle
+from breccia.distributed.gather.groups import Handle, check_tensor, device_of, gather_into, tells, wait
 from breccia.distributed.sharding import Plan, check_plan, deal, plan
 from breccia.frameworks.torch.meta import flatten, unflatten
 from breccia.recipe_names import resolve

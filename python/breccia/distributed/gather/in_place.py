@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from breccia.distributed.gather.agreement import has_one_scale
 from breccia.distributed.gather.buffers import Slot, Wire, bytes_of
-from breccia.distributed.gather.groups import members_of
-from breccia.distributed.gather.handle import Handle
+from breccia.distributed.gather.groups import Handle, members_of
 from breccia.distributed.sharding import Plan
 from breccia.frameworks.torch.launches import form_number
 from breccia.scaled_tensor import ScaledTensor

@@ -15,9 +15,8 @@ import numpy as np
 from breccia import _core, recipes
 from breccia.frameworks.jax import callbacks, ffi, partition, trees
 from breccia.frameworks.jax import sharding as cuts
-from breccia.frameworks.jax.arguments import check_here, dtype_name, floats, in_reverse, is_here, parts_here
+from breccia.frameworks.jax.arguments import JAX, check_here, dtype_name, floats, in_reverse, is_here, parts_here
 from breccia.frameworks.jax.callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
-from breccia.frameworks.jax.namespace import JAX
 from breccia.frameworks.jax.products import direct_linear as direct_linear
 from breccia.frameworks.jax.products import grouped_matmul as grouped_matmul
 from breccia.frameworks.jax.products import matmul as matmul

@@ -12,9 +12,8 @@ import numpy as np
 
 from breccia import _core
 from breccia.frameworks.jax import callbacks, ffi, partition
-from breccia.frameworks.jax.arguments import dtype_name, floats, in_reverse, is_here, parts_here
+from breccia.frameworks.jax.arguments import JAX, dtype_name, floats, in_reverse, is_here, parts_here
 from breccia.frameworks.jax.callbacks import from_numpy, raw
-from breccia.frameworks.jax.namespace import JAX
 from breccia.kernels import whole_array
 from breccia.layouts import _spec as _layout_spec
 from breccia.recipes import _spec

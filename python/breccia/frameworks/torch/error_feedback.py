@@ -14,12 +14,12 @@ from breccia.frameworks.torch.tensors import NAMESPACE, data_dtype, raw
 from breccia.kernels import triton
 from breccia.kernels.triton.runtime import INTERPRETED
 from breccia.kernels.whole_array import values
-from breccia.kernels.whole_array.encode import encode
 from breccia.kernels.whole_array.quantize import Grid, pack, scaled_values
 from breccia.kernels.whole_array.rules import (
     Scale,
     decode_table,
     e4m3_scale,
+    encode,
     exponent_scale,
     global_scale,
     stats_of,

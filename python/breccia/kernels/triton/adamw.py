@@ -21,10 +21,11 @@ from breccia.kernels.triton.device.codecs import (
     decode_element,
     encode_element,
     encode_nan,
+    logarithm,
+    power_of_two,
     widen,
 )
 from breccia.kernels.triton.device.elements import BY_FORMAT, Form
-from breccia.kernels.triton.device.powers import logarithm, power_of_two
 from breccia.kernels.triton.runtime import launch
 from breccia.kernels.whole_array.random import key_words
 from breccia.recipes import ScalingRecipe, choices

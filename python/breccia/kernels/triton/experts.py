@@ -67,7 +67,7 @@ def swiglu_kernel(
     silu, _, up = gated(tl.load(x_ptr + at, mask=live, other=0), tl.load(x_ptr + at + K, mask=live, other=0))
     weight = tl.load(weight_ptr + rows, mask=rows < R, other=0)
     y = weight[:, None] * (silu * up)
-    cast_tile(y, y, code_ptr, scale_ptr, y, m0, k0, R, K, 1, R, FORM, BM, GROUP, False)
+    cast_tile(y, None, (code_ptr, scale_ptr, 1, R), (m0, k0, R, K), None, FORM, BM, GROUP)
 
 
 @triton.jit
@@ -89,12 +89,11 @@ def swiglu_gradient_kernel(
     grad = tl.load(grad_ptr + rows.to(tl.int64)[:, None] * grad_stride + cols, mask=live, other=0).to(tl.float32)
     tl.store(d_weight_ptr + tile.to(tl.int64) * R + rows, tl.sum(grad * (silu * up), 1), mask=rows < R)
     y = weight * (silu * up)
-    cast_tile(y, y, code_ptr, scale_ptr, y, m0, k0, R, K, 1, R, FORM, BM, GROUP, False)
+    cast_tile(y, None, (code_ptr, scale_ptr, 1, R), (m0, k0, R, K), None, FORM, BM, GROUP)
     grad = weight * grad
-    d_gate = grad * up * slope
-    cast_tile(d_gate, d_gate, d_code_ptr, d_scale_ptr, d_gate, m0, k0, R, 2 * K, 1, R, FORM, BM, GROUP, False)
-    d_up = grad * silu
-    cast_tile(d_up, d_up, d_code_ptr, d_scale_ptr, d_up, m0, K + k0, R, 2 * K, 1, R, FORM, BM, GROUP, False)
+    to = (d_code_ptr, d_scale_ptr, 1, R)
+    cast_tile(grad * up * slope, None, to, (m0, k0, R, 2 * K), None, FORM, BM, GROUP)
+    cast_tile(grad * silu, None, to, (m0, K + k0, R, 2 * K), None, FORM, BM, GROUP)
 
 
 @triton.jit

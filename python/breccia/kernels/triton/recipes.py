@@ -14,6 +14,8 @@ from breccia.recipes import Choices, choices, global_divides, scale_format
 from breccia.value.form import axis_of
 
 _SCALES = {None: "float", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}  # what kernels call a scale's codes
+_MOST_COLUMNS = 16384  # of a tile of whole rows
+_FLOAT_RULES = ("divide", "multiply", "asymmetric")  # whose scales are numbers
 _TORCH_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -35,6 +37,24 @@ class Plan:
     margin: float = 1.0
     two_level: bool = False
     search: bool = False  # for the scale of least squared error
+
+    def fits_rows(self, columns: int) -> bool:
+        """Whether one tile holds whole rows, to each of which a scale belongs."""
+        return self.rule == "divide" and 0 < columns <= _MOST_COLUMNS
+
+    def over_rows(self, columns: int) -> Plan:
+        """This plan, whose scales, if they are of whole rows, are of blocks that have all columns."""
+        if self.kind != "row":
+            return self
+        return replace(self, block=(1, 1 << max(4, (columns - 1).bit_length())))
+
+    @property
+    def form(self) -> Form:
+        """What a cast is compiled for; one-level NVFP4 is the rule "single" of kernels."""
+        nvfp4 = self.kind == "nvfp4"
+        scale = "e4m3" if nvfp4 else "float" if self.rule in _FLOAT_RULES else "e8m0"
+        rule = "single" if nvfp4 and not self.two_level else self.rule
+        return Form(ELEMENTS[self.element], scale, rule, *self.block, self.packed)
 
 
 def plan(recipe: Any) -> Plan:
@@ -103,61 +123,6 @@ def _refines(source: Layout, target: Layout) -> bool:
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A ScaledTensor as the kernels take it: codes (rows, K), scales along K, whatever way round it came."""
-
-    tensor: Any
-    codes: torch.Tensor
-    scale: torch.Tensor
-    element: str
-    sfmt: str
-    block: tuple[int, int]
-    packed: bool
-    zero_point: torch.Tensor | None
-    global_scale: torch.Tensor | None
-    shape: tuple[int, ...]
-    transposed: bool  # the tensor is the transpose of what stands here
-
-
-def operand(scaled: Any, exact: bool = True) -> Operand:
-    """The raw parts of a ScaledTensor, transposed so that its blocks run along the last axis.
-
-    Kernels multiply by a global scale. One that divides goes into float32 block scales, to the last bit, or with
-    exact=False is replaced by its reciprocal, which leaves the scales bytes: a product's own rounding is larger."""
-    if not decodes(scaled):
-        what = scaled.recipe.element + (" in groups with exponents" if choices(scaled.recipe).expanded else "")
-        raise TypeError(f"no GPU kernel decodes {what}: move the tensor to the CPU with .to('cpu')")
-    transposed = scaled.layout.axis == -2
-    source = scaled.mT if transposed else scaled
-    recipe, layout = source.recipe, source.layout
-    scale = source.scale
-    if layout.name == "per_channel" and scale.ndim < source.ndim:
-        scale = scale[..., None]
-    sfmt = _SCALES[scale_format(recipe)]
-    global_scale = source.global_scale
-    if global_scale is not None and global_divides(recipe):
-        if exact:
-            scale = scale.view(torch.float8_e4m3fn).float() / global_scale
-            sfmt, global_scale = "float", None
-        else:
-            global_scale = 1 / global_scale
-    codes = source.data
-    return Operand(
-        scaled,
-        codes if codes.element_size() == 1 and codes.dtype == torch.uint8 else codes.view(torch.uint8),
-        scale,
-        BY_FORMAT[recipe.element].name,
-        sfmt,
-        layout.block,
-        source.is_packed,
-        source.zero_point,
-        global_scale,
-        tuple(source.shape),
-        transposed,
-    )
-
-
-@dataclass(frozen=True)
 class Source:
     """A matrix of codes, or a stack of them. `block` is (rows, columns) per scale, 0 for all of them."""
 
@@ -185,3 +150,39 @@ class Source:
     def form(self) -> Form:
         """What a kernel is compiled for."""
         return form_of(self.element, self.sfmt, self.block, self.packed, self.zero_point, self.global_scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand(Source):
+    """A ScaledTensor as the kernels take it: codes (rows, K), scales along K, whatever way round it came."""
+
+    tensor: Any
+    transposed: bool  # the tensor is the transpose of what stands here
+
+
+def operand(scaled: Any, exact: bool = True) -> Operand:
+    """The raw parts of a ScaledTensor, transposed so that its blocks run along the last axis.
+
+    Kernels multiply by a global scale. One that divides goes into float32 block scales, to the last bit, or with
+    exact=False is replaced by its reciprocal, which leaves the scales bytes: a product's own rounding is larger."""
+    if not decodes(scaled):
+        what = scaled.recipe.element + (" in groups with exponents" if choices(scaled.recipe).expanded else "")
+        raise TypeError(f"no GPU kernel decodes {what}: move the tensor to the CPU with .to('cpu')")
+    transposed = scaled.layout.axis == -2
+    source = scaled.mT if transposed else scaled
+    recipe, layout = source.recipe, source.layout
+    scale = source.scale
+    if layout.name == "per_channel" and scale.ndim < source.ndim:
+        scale = scale[..., None]
+    sfmt = _SCALES[scale_format(recipe)]
+    global_scale = source.global_scale
+    if global_scale is not None and global_divides(recipe):
+        if exact:
+            scale = scale.view(torch.float8_e4m3fn).float() / global_scale
+            sfmt, global_scale = "float", None
+        else:
+            global_scale = 1 / global_scale
+    codes = source.data if source.data.dtype == torch.uint8 else source.data.view(torch.uint8)
+    element, shape, zero = BY_FORMAT[recipe.element].name, tuple(source.shape), source.zero_point
+    stored = (codes, scale, element, sfmt, shape, layout.block, source.is_packed, zero, global_scale)
+    return Operand(*stored, tensor=scaled, transposed=transposed)

@@ -81,6 +81,18 @@ class _Observer(threading.local):
 observer = _Observer()
 
 
+def launch_tiles(
+    kernel: Any, pointers: Any, shape: Any, strides: Any, tile: tuple[int, int], *more: Any, **options: Any
+) -> None:
+    """Launches a program for each tile of a matrix: with the pointers, the matrix's rows and columns, strides, how many
+    tiles are side by side, and `more`, or, where the kernel asks for ``tiles``, how many there are."""
+    rows, cols = shape
+    across = -(-cols // tile[1])
+    tiles = across * -(-rows // tile[0])
+    counted = (tiles,) if "tiles" in kernel.arg_names else ()
+    launch(kernel, (tiles,), *pointers, rows, cols, *strides, across, *counted, *more, **options)
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launches on the device of its first tensor, whichever one is current."""
     like = next(arg for arg in args if isinstance(arg, torch.Tensor))

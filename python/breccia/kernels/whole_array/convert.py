@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from breccia.kernels.whole_array import exact_two_level
 from breccia.kernels.whole_array import values as values_of
-from breccia.kernels.whole_array.exact import common_scales, kept
+from breccia.kernels.whole_array.exact import common_scales, kept, two_level
 from breccia.kernels.whole_array.namespace import ABS_MASK, Namespace
 from breccia.kernels.whole_array.quantize import (
     AXES,
@@ -44,8 +43,9 @@ def requantize(xp: Namespace, scaled: ScaledTensor, recipe: ScalingRecipe, raw: 
     own = None if inside is None else _own_scale(xp, x, grid, scaled, raw, inside)
     if spec.two_level:
         level = stats.amax * 0 if own is None else own
-        found, exact = exact_two_level.requantize(xp, blocks, grid, spec, stats, level, scaled)
-        return exact_two_level.choose(xp, found, exact, fresh_cast(xp, x, recipe, CastOptions()))
+        found, made = two_level(xp, blocks, grid, spec, stats, level, scaled)
+        pairs = zip(made, fresh_cast(xp, x, recipe, CastOptions()), strict=True)
+        return Parts(*(None if part is None else xp.where(found, part, fresh) for part, fresh in pairs))
     trials = [] if own is None else [own if spec.element.is_integer else xp.floats(xp.bits(own) & ABS_MASK)]
     if not spec.element.is_integer:
         trials.append(_power_of_two(xp, stats.amax, spec))

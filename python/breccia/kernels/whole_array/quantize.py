@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from breccia import _core
-from breccia.kernels.whole_array.encode import encode, squared_errors
-from breccia.kernels.whole_array.expansion import expand
 from breccia.kernels.whole_array.namespace import Namespace
 from breccia.kernels.whole_array.random import hadamard, uniform_of
 from breccia.kernels.whole_array.rules import (
@@ -18,11 +16,14 @@ from breccia.kernels.whole_array.rules import (
     Scale,
     Stats,
     candidates,
+    encode,
     global_scale,
     scale_of,
+    squared_errors,
     stats_of,
 )
 from breccia.kernels.whole_array.spec import Spec
+from breccia.kernels.whole_array.values import expand
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.verbs.cast_options import CastOptions
 

@@ -11,52 +11,29 @@ import triton
 import triton.language as tl
 
 from breccia.kernels.triton import recipes
-from breccia.kernels.triton.casts.cast_block import cast_tile
-from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
+from breccia.kernels.triton.casts.cast_block import cast_tile, inside
 from breccia.kernels.triton.casts.cast_tensor import cast_tensor, statistics
-from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes
-from breccia.kernels.triton.runtime import empty_parts, launch
+from breccia.kernels.triton.runtime import empty_parts, launch_tiles
 from breccia.kernels.triton.turn import contiguous_rows, turned
 
 
 @triton.jit
 def cast_transpose_kernel(
-    x_ptr,
-    code_ptr,
-    scale_ptr,
-    turned_ptr,
-    turned_scale_ptr,
-    stat_ptr,
-    M,
-    K,
-    x_stride,
-    s_row,
-    t_row,
-    k_tiles,
-    FORM: tl.constexpr,
-    NVFP4: tl.constexpr,
-    B: tl.constexpr,
-):
+    x_ptr, code_ptr, scale_ptr, turned_ptr, turned_scale_ptr, stat_ptr, M, K, x_stride, s_row, t_row, k_tiles,
+    FORM: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     """One tile of B by B, as it is and turned."""
     m0 = (tl.program_id(0) // k_tiles) * B
     k0 = (tl.program_id(0) % k_tiles) * B
     rows = m0 + tl.arange(0, B)
     cols = k0 + tl.arange(0, B)
     at = rows.to(tl.int64)[:, None] * x_stride + cols[None, :]
-    raw = tl.load(x_ptr + at, mask=(rows < M)[:, None] & (cols < K)[None, :], other=0)
+    raw = tl.load(x_ptr + at, mask=inside((m0, k0, M, K), B, B), other=0)
     turned = tl.trans(raw)
-    RULE: tl.constexpr = FORM.rule
-    if NVFP4:
-        nvfp4_tile(raw, code_ptr, scale_ptr, stat_ptr, m0, k0, M, K, RULE, B, B)
-        nvfp4_tile(turned, turned_ptr, turned_scale_ptr, stat_ptr, k0, m0, K, M, RULE, B, B)
-    else:
-        cast_tile(
-            raw, x_ptr, code_ptr, scale_ptr, at, m0, k0, M, K, s_row, 1, FORM, B, B, True,
-        )  # fmt: skip
-        cast_tile(
-            turned, x_ptr, turned_ptr, turned_scale_ptr, tl.trans(at), k0, m0, K, M, t_row, 1, FORM, B, B, True,
-        )  # fmt: skip
+    cast_tile(raw, (x_ptr, at), (code_ptr, scale_ptr, s_row, 1), (m0, k0, M, K), stat_ptr, FORM, B, B)
+    to = (turned_ptr, turned_scale_ptr, t_row, 1)
+    cast_tile(turned, (x_ptr, tl.trans(at)), to, (k0, m0, K, M), stat_ptr, FORM, B, B)
 
 
 def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
@@ -87,25 +64,10 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
         cast_turn_words(x, plan, stats, *made)
         return made[0], made[1]
     size = max(64, g)
-    k_tiles = triton.cdiv(cols, size)
-    launch(
-        cast_transpose_kernel,
-        (triton.cdiv(rows, size) * k_tiles,),
-        x,
-        made[0][0],
-        made[0][1],
-        made[1][0],
-        made[1][1],
-        stats,
-        rows,
-        cols,
-        x.stride(0),
-        made[0][1].stride(0),
-        made[1][1].stride(0),
-        k_tiles,
-        FORM=Form(ELEMENTS[plan.element], rule=plan.rule, rows=sm, cols=g, packed=plan.packed),
-        NVFP4=plan.kind == "nvfp4",
-        B=size,
-        num_warps=4 if size == 64 else 8,
-    )
-    return made[0], made[1]
+    one, other = made
+    launch_tiles(
+        cast_transpose_kernel, (x, *one[:2], *other[:2], stats), x.shape,
+        (x.stride(0), one[1].stride(0), other[1].stride(0)), (size, size),
+        FORM=plan.form, B=size, num_warps=4 if size == 64 else 8,
+    )  # fmt: skip
+    return one, other

@@ -6,8 +6,6 @@ program that turns them into the scale, then the codes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +15,7 @@ from breccia.kernels.triton.device.codecs import absmax, divide, encode_element,
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes
 from breccia.kernels.triton.recipes import Plan
-from breccia.kernels.triton.runtime import launch
+from breccia.kernels.triton.runtime import launch, launch_tiles
 from breccia.kernels.triton.turn import contiguous_rows
 
 PARTIALS = 1024
@@ -127,19 +125,8 @@ def scaled_codes(x, raw, s, m, wild, FORM: tl.constexpr, FINE: tl.constexpr):
 
 @triton.jit
 def cast_tensor_kernel(
-    x_ptr,
-    code_ptr,
-    stat_ptr,
-    M,
-    K,
-    x_stride,
-    k_tiles,
-    tiles,
-    FORM: tl.constexpr,
-    GIVEN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-):
+    x_ptr, code_ptr, stat_ptr, M, K, x_stride, k_tiles, tiles, FORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     tile = tiles - 1 - tl.program_id(0)  # backwards: the end of x is what the first pass left in the cache
     rows = (tile // k_tiles) * BM + tl.arange(0, BM)
     cols = (tile % k_tiles) * BK + tl.arange(0, BK)
@@ -148,12 +135,8 @@ def cast_tensor_kernel(
     x = raw.to(tl.float32)
     zero = tl.zeros([1, 1], tl.float32)
     s = tl.load(stat_ptr).to(tl.float32) + zero
-    if GIVEN:
-        m = tl.div_rn(zero + 1.0, s)
-        wild = True
-    else:
-        m = tl.load(stat_ptr + 1) + zero
-        wild = tl.load(stat_ptr + 4) != 0
+    m = tl.load(stat_ptr + 1) + zero
+    wild = tl.load(stat_ptr + 4) != 0
     fine: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     code = scaled_codes(x, raw, s, m, wild, FORM, fine)
     tl.store(code_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], code, mask=inside)
@@ -161,15 +144,8 @@ def cast_tensor_kernel(
 
 @triton.jit
 def cast_row_kernel(
-    x_ptr,
-    code_ptr,
-    scale_ptr,
-    M,
-    K,
-    x_stride,
-    FORM: tl.constexpr,
-    BK: tl.constexpr,
-):
+    x_ptr, code_ptr, scale_ptr, M, K, x_stride, FORM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """One row a program, read twice: for rows too long for the registers and for the rules of one factor per row."""
     row = tl.program_id(0).to(tl.int64)
     best = tl.zeros([1, BK], tl.float32)
@@ -201,7 +177,7 @@ def cast_row_kernel(
 def partial_maxima(x: torch.Tensor, parts: torch.Tensor) -> int:
     """Their number; parts gets those of finite magnitudes first, those of all magnitudes from PARTIALS on."""
     if x.is_contiguous() and x.numel() < 2**31 and takes(x, "e4m3", (1, 16), "divide"):
-        from breccia.kernels.triton.casts.amax_words import amax_words
+        from breccia.kernels.triton.casts.cast_words import amax_words
 
         return amax_words(x, parts, PARTIALS)
     rows, cols = x.shape
@@ -211,19 +187,7 @@ def partial_maxima(x: torch.Tensor, parts: torch.Tensor) -> int:
     tiles = k_tiles * -(-rows // bm)
     count: int = max(1, min(tiles, PARTIALS if x.is_cuda else 4))
     launch(
-        amax_kernel,
-        (count,),
-        x,
-        parts,
-        rows,
-        cols,
-        x.stride(0),
-        k_tiles,
-        tiles,
-        BM=bm,
-        BK=bk,
-        N=PARTIALS,
-        num_warps=4,
+        amax_kernel, (count,), x, parts, rows, cols, x.stride(0), k_tiles, tiles, BM=bm, BK=bk, N=PARTIALS, num_warps=4
     )
     return count
 
@@ -246,88 +210,45 @@ def statistics(
     count = partial_maxima(x, parts) if amax is None else 1
     stats = parts[2 * PARTIALS :]
     launch(
-        finish_kernel,
-        (1,),
-        parts if amax is None else amax,
-        stats,
-        scale,
-        count,
-        RULE=rule,
-        MAX=top,
-        MARGIN=margin,
-        N=PARTIALS,
-        GIVEN=amax is not None,
-        num_warps=4,
-    )
+        finish_kernel, (1,), parts if amax is None else amax, stats, scale, count,
+        RULE=rule, MAX=top, MARGIN=margin, N=PARTIALS, GIVEN=amax is not None, num_warps=4,
+    )  # fmt: skip
     return stats
 
 
 def cast_tensor(
-    x: torch.Tensor,
-    fmt: str,
-    rule: str = "divide",
-    margin: float = 1.0,
-    scale: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
+    x: torch.Tensor, fmt: str, rule: str = "divide", margin: float = 1.0, amax: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of a 2-D tensor and its one scale (0-d float32). The caller may give the scale, or the maximum that it
-    follows from."""
+    """Codes of a 2-D tensor and its one scale (0-d float32). The caller may give the maximum that it follows from."""
     x = contiguous_rows(x)
-    rows, cols = x.shape
     element = ELEMENTS[fmt]
-    codes = torch.empty((rows, cols), dtype=torch.uint8, device=x.device)
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     if codes.numel() == 0:
-        return codes, torch.ones((), dtype=torch.float32, device=x.device) if scale is None else scale
-    if scale is None:
-        out_scale = torch.empty((), dtype=torch.float32, device=x.device)
-        stats = statistics(x, rule, element.max, margin, out_scale, amax)
-    else:
-        out_scale = stats = scale
-    bk = min(512, max(16, triton.next_power_of_2(cols)))
+        return codes, torch.ones((), dtype=torch.float32, device=x.device)
+    scale = torch.empty((), dtype=torch.float32, device=x.device)
+    stats = statistics(x, rule, element.max, margin, scale, amax)
+    bk = min(512, max(16, triton.next_power_of_2(x.shape[1])))
     bm = max(1, TILE // bk)
-    k_tiles = triton.cdiv(cols, bk)
-    tiles = k_tiles * triton.cdiv(rows, bm)
-    launch(
-        cast_tensor_kernel,
-        (tiles,),
-        x,
-        codes,
-        stats,
-        rows,
-        cols,
-        x.stride(0),
-        k_tiles,
-        tiles,
-        FORM=Form(element, rule=rule),
-        GIVEN=scale is not None,
-        BM=bm,
-        BK=bk,
-        num_warps=WARPS,
-    )
-    return codes, out_scale
+    launch_tiles(
+        cast_tensor_kernel, (x, codes, stats), x.shape, (x.stride(0),), (bm, bk),
+        FORM=Form(element, rule=rule), BM=bm, BK=bk, num_warps=WARPS,
+    )  # fmt: skip
+    return codes, scale
 
 
 def cast_row(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of a 2-D tensor and one scale per row, shape (rows, 1)."""
     rows, cols = x.shape
-    if plan.rule == "divide" and 0 < cols <= 16384:
-        return cast_block(x, replace(plan, block=(1, max(16, triton.next_power_of_2(cols)))))
+    if plan.fits_rows(cols):
+        return cast_block(x, plan.over_rows(cols))
     x = contiguous_rows(x)
     codes = torch.empty((rows, cols), dtype=torch.uint8, device=x.device)
     scales = torch.ones((rows, 1), dtype=plan.scale_dtype, device=x.device)
     if codes.numel() == 0:
         return codes, scales
     launch(
-        cast_row_kernel,
-        (rows,),
-        x,
-        codes,
-        scales,
-        rows,
-        cols,
-        x.stride(0),
+        cast_row_kernel, (rows,), x, codes, scales, rows, cols, x.stride(0),
         FORM=Form(ELEMENTS[plan.element], rule=plan.rule, rows=1),
-        BK=min(4096, max(16, triton.next_power_of_2(cols))),
-        num_warps=8,
-    )
+        BK=min(4096, max(16, triton.next_power_of_2(cols))), num_warps=8,
+    )  # fmt: skip
     return codes, scales

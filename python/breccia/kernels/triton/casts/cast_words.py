@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts of bf16 and fp16 tensors at the speed of memory, in Gluon: `word_tiles` over whole tensors.
+"""Casts of bf16 and fp16 tensors, and their largest magnitudes, at the speed of memory, in Gluon: `word_tiles` over
+whole tensors.
 
 `cast_block` and `cast_nvfp4` hold the same arithmetic for any input, and hand over what `words.takes` accepts.
 """
@@ -11,9 +12,9 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from breccia.kernels.triton.device.word_tiles import WordForm, cast_tile, load_tile, words_layout
+from breccia.kernels.triton.device.word_tiles import WordForm, cast_tile, half_value, load_tile, words_layout
 from breccia.kernels.triton.recipes import Plan
-from breccia.kernels.triton.runtime import empty_parts, launch
+from breccia.kernels.triton.runtime import empty_parts, launch, launch_tiles
 
 PER_THREAD = 8  # words: 32 bytes of input
 
@@ -77,24 +78,12 @@ def cast_words(x: torch.Tensor, plan: Plan, stats: torch.Tensor | None = None) -
         return codes, scales
     warps, repeats = default_shape(plan.block)
     bm, bw = tile_of(cols // 2, sm, g, warps, repeats)
-    across = triton.cdiv(cols // 2, bw)
-    launch(
+    launch_tiles(
         cast_words_kernel,
-        (across * triton.cdiv(rows, bm),),
-        x.view(torch.int32),
-        codes.view(torch.int32),
-        scales,
-        scales if stats is None else stats,
-        rows,
-        cols // 2,
-        x.stride(0) // 2,
-        *scales.stride(),
-        across,
-        FORM=_form(x, plan, scales),
-        BM=bm,
-        BW=bw,
-        num_warps=warps,
-    )
+        (x.view(torch.int32), codes.view(torch.int32), scales, scales if stats is None else stats),
+        (rows, cols // 2), (x.stride(0) // 2, *scales.stride()), (bm, bw),
+        FORM=_form(x, plan, scales), BM=bm, BW=bw, num_warps=warps,
+    )  # fmt: skip
     return codes, scales
 
 
@@ -110,31 +99,51 @@ def cast_turn_words(
     one = other if one is None else one
     rows, cols = x.shape
     size = max(64, plan.block[1])
-    across = triton.cdiv(cols, size)
-    launch(
-        cast_turn_kernel,
-        (across * triton.cdiv(rows, size),),
-        x.view(torch.int32),
-        one[0].view(torch.int32),
-        one[1],
-        other[0].view(torch.int32),
-        other[1],
-        stats,
-        rows,
-        cols // 2,
-        x.stride(0) // 2,
-        one[1].stride(0),
-        other[1].stride(0),
-        across,
-        num_warps=4 if size == 64 else 8,
-        FORM=_form(x, plan, one[1]),
-        BOTH=both,
-        BM=size,
-        BW=size // 2,
-    )
+    pointers = (one[0].view(torch.int32), one[1], other[0].view(torch.int32), other[1])
+    launch_tiles(
+        cast_turn_kernel, (x.view(torch.int32), *pointers, stats), (rows, cols // 2),
+        (x.stride(0) // 2, one[1].stride(0), other[1].stride(0)), (size, size // 2),
+        FORM=_form(x, plan, one[1]), BOTH=both, BM=size, BW=size // 2, num_warps=4 if size == 64 else 8,
+    )  # fmt: skip
 
 
 def default_shape(block: tuple[int, int]) -> tuple[int, int]:
     """(warps, repeats): measured on an H200."""
     size = block[0] * block[1]
     return (8, max(1, size // 4096)) if size >= 4096 else (4, 2)
+
+
+@gluon.jit
+def amax_words_kernel(
+    x_ptr, part_ptr, W, tiles, SOURCE: gl.constexpr, B: gl.constexpr, N: gl.constexpr,
+):  # fmt: skip
+    """`cast_tensor.amax_kernel` of W words one after the other: per program, the largest finite magnitude and the
+    largest of all."""
+    L: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    INFINITY: gl.constexpr = 0x7F800000 if SOURCE == "bf16" else 0x7C000000
+    at = gl.arange(0, B, layout=L)
+    best = gl.zeros([B], gl.int32, L)
+    worst = gl.zeros([B], gl.int32, L)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        where = tile * B + at
+        w = gl.load(x_ptr + where.to(gl.int64), mask=where < W, other=0)
+        high, low = w & 0x7FFF0000, (w << 16) & 0x7FFF0000
+        worst = gl.maximum(worst, gl.maximum(high, low))
+        best = gl.maximum(best, gl.maximum(gl.where(high < INFINITY, high, 0), gl.where(low < INFINITY, low, 0)))
+    gl.store(part_ptr + gl.program_id(0), half_value(gl.max(best, axis=0), SOURCE))
+    gl.store(part_ptr + N + gl.program_id(0), half_value(gl.max(worst, axis=0), SOURCE))
+
+
+def amax_words(x: torch.Tensor, parts: torch.Tensor, programs: int) -> int:
+    """Partial maxima of a contiguous x: of its finite elements in parts[:programs], of all of them in the next
+    `programs`. Returns how many there are."""
+    words = x.numel() // 2
+    size = 4096
+    tiles = -(-words // size)
+    count: int = max(1, min(programs, tiles))
+    source = "bf16" if x.dtype == torch.bfloat16 else "fp16"
+    launch(
+        amax_words_kernel, (count,), x.view(torch.int32), parts, words, tiles,
+        SOURCE=source, B=size, N=programs, num_warps=8,
+    )  # fmt: skip
+    return count

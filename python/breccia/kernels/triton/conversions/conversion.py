@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 
 from breccia.kernels.triton.casts.cast_block import block_scale, store_tile
-from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
-from breccia.kernels.triton.casts.cast_tensor import PARTIALS, finish_kernel
 from breccia.kernels.triton.conversions.dequant import load_scale, load_values
 from breccia.kernels.triton.device.codecs import (
     absmax,
@@ -26,9 +24,8 @@ from breccia.kernels.triton.device.codecs import (
     encode_nan,
     round_int,
 )
-from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan, Source
-from breccia.kernels.triton.runtime import empty_parts, launch
+from breccia.kernels.triton.runtime import empty_parts, launch_tiles
 
 
 @triton.jit
@@ -87,27 +84,14 @@ def some(condition):
 
 
 @triton.jit
-def exact_tile(
-    v,
-    own,
-    code_ptr,
-    scale_ptr,
-    m0,
-    k0,
-    M,
-    K,
-    s_row,
-    FORM: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-):
+def exact_tile(v, own, to, place, FORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
     """`cast_block.cast_tile` of values that may have a scale without loss; own is the source's, 0 where there are
     several."""
     ELEMENT: tl.constexpr = FORM.element
     RULE: tl.constexpr = FORM.rule
     SM: tl.constexpr = FORM.rows
     G: tl.constexpr = FORM.cols
-    SDT: tl.constexpr = scale_ptr.dtype.element_ty
+    SDT: tl.constexpr = to[1].dtype.element_ty
     x = tl.reshape(v, [BM // SM, SM, BK // G, G])
     if not ELEMENT.is_integer:  # whose codes have the sign of the value
         own = tl.abs(own)
@@ -148,32 +132,15 @@ def exact_tile(
         scale = tl.where(nan, float("nan"), scale.to(tl.float32)).to(SDT)
     else:
         scale = tl.where(nan, 255, scale.to(tl.int32)).to(tl.uint8)
-    store_tile(code, scale, code_ptr, scale_ptr, m0, k0, M, K, s_row, 1, FORM, BM, BK)
+    store_tile(code, scale, to, place, FORM, BM, BK)
 
 
 @triton.jit
 def requantize_kernel(
-    code_ptr,
-    scale_ptr,
-    zero_ptr,
-    global_ptr,
-    to_ptr,
-    to_scale_ptr,
-    stat_ptr,
-    M,
-    K,
-    code_stride,
-    s_row,
-    s_col,
-    t_row,
-    k_tiles,
-    FORM: tl.constexpr,
-    TO: tl.constexpr,
-    KIND: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """From FORM to TO. KIND: nvfp4 or exact."""
+    code_ptr, scale_ptr, zero_ptr, global_ptr, to_ptr, to_scale_ptr, M, K, code_stride, s_row, s_col, t_row, k_tiles,
+    FORM: tl.constexpr, TO: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """From FORM to TO."""
     SM: tl.constexpr = FORM.rows
     G: tl.constexpr = FORM.cols
     TM: tl.constexpr = TO.rows
@@ -183,113 +150,27 @@ def requantize_kernel(
     v = load_values(
         code_ptr, scale_ptr, zero_ptr, global_ptr, m0, k0, M, K, code_stride, s_row, s_col, FORM, BM, BK
     )  # fmt: skip
-    RULE: tl.constexpr = TO.rule
-    if KIND == "nvfp4":
-        nvfp4_tile(v, to_ptr, to_scale_ptr, stat_ptr, m0, k0, M, K, RULE, BM, BK)
-    else:
-        row = m0 + tl.arange(0, BM // TM) * TM
-        col = k0 + tl.arange(0, BK // TG) * TG
-        r0 = row // SM if SM > 0 else row * 0
-        r1 = (tl.minimum(row + TM, M) - 1) // SM if SM > 0 else row * 0
-        c0 = col // G if G > 0 else col * 0
-        c1 = (tl.minimum(col + TG, K) - 1) // G if G > 0 else col * 0
-        alone = ((row < M) & (r0 == r1))[:, None] & ((col < K) & (c0 == c1))[None, :]
-        at = r0.to(tl.int64)[:, None] * s_row + c0[None, :] * s_col
-        own = tl.where(alone, load_scale(scale_ptr, global_ptr, at, alone, FORM), 0.0)
-        exact_tile(
-            v, own, to_ptr, to_scale_ptr, m0, k0, M, K, t_row, TO, BM, BK
-        )  # fmt: skip
-
-
-@triton.jit
-def scaled_amax_kernel(
-    code_ptr,
-    scale_ptr,
-    zero_ptr,
-    global_ptr,
-    part_ptr,
-    M,
-    K,
-    code_stride,
-    s_row,
-    s_col,
-    k_tiles,
-    tiles,
-    FORM: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    N: tl.constexpr,
-):
-    """`cast_tensor.amax_kernel` of decoded values."""
-    best = tl.zeros([BM, BK], tl.float32)
-    worst = tl.zeros([BM, BK], tl.float32)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        v = load_values(
-            code_ptr, scale_ptr, zero_ptr, global_ptr, (tile // k_tiles) * BM, (tile % k_tiles) * BK, M, K,
-            code_stride, s_row, s_col, FORM, BM, BK
-        )  # fmt: skip
-        a = tl.abs(v)
-        worst = tl.maximum(worst, a, propagate_nan=tl.PropagateNan.ALL)
-        best = tl.maximum(best, tl.where(a < float("inf"), a, 0.0))
-    tl.store(part_ptr + tl.program_id(0), tl.max(tl.max(best, axis=1), axis=0))
-    tl.store(part_ptr + N + tl.program_id(0), absmax(absmax(worst, 1), 0))
-
-
-def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tensor:
-    """`cast_tensor.statistics` for NVFP4 of decoded values."""
-    rows, cols = source.shape
-    parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=source.codes.device)
-    bk = min(256, max(16, triton.next_power_of_2(cols)))
-    bm = 4096 // bk
-    k_tiles = triton.cdiv(cols, bk)
-    tiles = k_tiles * triton.cdiv(rows, bm)
-    count = max(1, min(tiles, PARTIALS if source.codes.is_cuda else 4))
-    launch(
-        scaled_amax_kernel, (count,), *source.pointers(), parts, rows, cols, *source.strides(), k_tiles,
-        tiles, BM=bm, BK=bk, N=PARTIALS, num_warps=4, FORM=source.form(),
-    )  # fmt: skip
-    stats = parts[2 * PARTIALS :]
-    launch(
-        finish_kernel, (1,), parts, stats, global_scale, count,
-        RULE="nvfp4", MAX=6.0, MARGIN=1.0, N=PARTIALS, GIVEN=False, num_warps=4,
-    )  # fmt: skip
-    return stats
+    row = m0 + tl.arange(0, BM // TM) * TM
+    col = k0 + tl.arange(0, BK // TG) * TG
+    r0 = row // SM if SM > 0 else row * 0
+    r1 = (tl.minimum(row + TM, M) - 1) // SM if SM > 0 else row * 0
+    c0 = col // G if G > 0 else col * 0
+    c1 = (tl.minimum(col + TG, K) - 1) // G if G > 0 else col * 0
+    alone = ((row < M) & (r0 == r1))[:, None] & ((col < K) & (c0 == c1))[None, :]
+    at = r0.to(tl.int64)[:, None] * s_row + c0[None, :] * s_col
+    own = tl.where(alone, load_scale(scale_ptr, global_ptr, at, alone, FORM), 0.0)
+    exact_tile(v, own, (to_ptr, to_scale_ptr, t_row, 1), (m0, k0, M, K), TO, BM, BK)
 
 
 def requantize(source: Source, plan: Plan) -> list[torch.Tensor]:
-    """Codes (uint8), scales and, with two levels, the global scale by a plan of kind block or nvfp4."""
-    rows, cols = source.shape
-    device = source.codes.device
+    """Codes (uint8) and scales by a plan of kind block."""
+    codes, scales = empty_parts(source.shape, plan, source.codes.device)
     tm, tg = plan.block
-    nvfp4 = plan.kind == "nvfp4"
-    made = list(empty_parts(source.shape, plan, device))
-    codes, scales = made
-    rule, stats = plan.rule, scales
-    if nvfp4 and plan.two_level:
-        made.append(torch.ones((), dtype=torch.float32, device=device))
-        stats = scaled_statistics(source, made[2])
-    elif nvfp4:
-        rule = "single"
-    bk = max(tg, min(256 if tm == 1 else 128, triton.next_power_of_2(cols)), 2)
+    bk = max(tg, min(256 if tm == 1 else 128, triton.next_power_of_2(source.shape[1])), 2)
     bm = max(tm, 2048 // bk)
-    k_tiles = triton.cdiv(cols, bk)
-    launch(
-        requantize_kernel,
-        (k_tiles * triton.cdiv(rows, bm),),
-        *source.pointers(),
-        codes,
-        scales,
-        stats,
-        rows,
-        cols,
-        *source.strides(),
-        scales.stride(0),
-        k_tiles,
-        FORM=source.form(),
-        TO=Form(ELEMENTS[plan.element], rule=rule, rows=tm, cols=tg, packed=plan.packed),
-        KIND="nvfp4" if nvfp4 else "exact",
-        BM=bm,
-        BK=bk,
+    launch_tiles(
+        requantize_kernel, (*source.pointers(), codes, scales), source.shape,
+        (*source.strides(), scales.stride(0)), (bm, bk), FORM=source.form(), TO=plan.form, BM=bm, BK=bk,
         num_warps=4 if bm * bk <= 4096 else 8 if bm * bk <= 8192 else 16,
-    )
-    return made
+    )  # fmt: skip
+    return [codes, scales]

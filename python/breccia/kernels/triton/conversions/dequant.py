@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from breccia.kernels.triton.device.codecs import decode_element, decode_scale
 from breccia.kernels.triton.device.words import takes_packed
 from breccia.kernels.triton.recipes import Source
-from breccia.kernels.triton.runtime import launch, overlaps
+from breccia.kernels.triton.runtime import launch_tiles, overlaps
 
 
 @triton.jit
@@ -32,21 +32,9 @@ def canonical(v):
 
 @triton.jit
 def load_values(
-    code_ptr,
-    scale_ptr,
-    zero_ptr,
-    global_ptr,
-    m0,
-    k0,
-    M,
-    K,
-    code_stride,
-    s_row,
-    s_col,
-    FORM: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-):
+    code_ptr, scale_ptr, zero_ptr, global_ptr, m0, k0, M, K, code_stride, s_row, s_col,
+    FORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """The float32 of a tile, and 0 outside of the matrix."""
     SM: tl.constexpr = FORM.rows
     G: tl.constexpr = FORM.cols
@@ -89,22 +77,9 @@ def load_scale(scale_ptr, global_ptr, at, mask, FORM: tl.constexpr):
 
 @triton.jit
 def dequantize_kernel(
-    code_ptr,
-    scale_ptr,
-    zero_ptr,
-    global_ptr,
-    out_ptr,
-    M,
-    K,
-    code_stride,
-    s_row,
-    s_col,
-    k_tiles,
-    FORM: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    code_ptr, scale_ptr, zero_ptr, global_ptr, out_ptr, M, K, code_stride, s_row, s_col, k_tiles,
+    FORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """EARLY: the kernel may begin before the one before it has ended, and lets the next one do so."""
     if EARLY:
         gdc_launch_dependents()
@@ -141,24 +116,9 @@ def dequantize(source: Source, dtype: torch.dtype = torch.float32) -> torch.Tens
     bk = min(256, max(16, triton.next_power_of_2(cols)))
     # A few rows, as of activations, take less time in many small programs.
     bm = (4096 if rows * cols > 1 << 20 else 512) // bk
-    k_tiles = triton.cdiv(cols, bk)
     early = overlaps(codes.device)
-    launch(
-        dequantize_kernel,
-        (k_tiles * triton.cdiv(rows, bm),),
-        *source.pointers(),
-        out,
-        rows,
-        cols,
-        codes.stride(0),
-        s_row,
-        s_col,
-        k_tiles,
-        FORM=source.form(),
-        BM=bm,
-        BK=bk,
-        EARLY=early,
-        num_warps=4,
-        **({"launch_pdl": True} if early else {}),
-    )
+    launch_tiles(
+        dequantize_kernel, (*source.pointers(), out), source.shape, (codes.stride(0), s_row, s_col), (bm, bk),
+        FORM=source.form(), BM=bm, BK=bk, EARLY=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
     return out

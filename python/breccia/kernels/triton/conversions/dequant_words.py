@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton.device.words import decode_asm
 from breccia.kernels.triton.recipes import Source
-from breccia.kernels.triton.runtime import launch
+from breccia.kernels.triton.runtime import launch_tiles
 
 WARPS, REPEATS = 4, 2  # warps of a program and words of four bytes per thread
 
@@ -88,29 +88,11 @@ def dequantize_words(source: Source, dtype: torch.dtype) -> torch.Tensor:
     asm, constraints = decode_asm(source.element, "bf16" if dtype == torch.bfloat16 else "fp16")
     bw = min(128, triton.next_power_of_2(width))
     bm = 32 * WARPS * 4 * REPEATS // bw
-    across = triton.cdiv(width, bw)
-    launch(
+    launch_tiles(
         dequantize_words_kernel,
-        (across * triton.cdiv(rows, bm),),
-        codes,
-        scale,
-        scale if source.global_scale is None else source.global_scale,
-        out.view(torch.int32),
-        rows,
-        width,
-        codes.stride(0),
-        scale.stride(0),
-        scale.stride(1),
-        across,
-        ASM=asm,
-        CONSTRAINTS=constraints,
-        SFMT=source.sfmt,
-        GLOBAL=source.global_scale is not None,
-        SM=block[0],
-        G=block[1] // 2,
-        BM=bm,
-        BW=bw,
-        num_warps=WARPS,
-        launch_pdl=True,
-    )
+        (codes, scale, scale if source.global_scale is None else source.global_scale, out.view(torch.int32)),
+        codes.shape, (codes.stride(0), *scale.stride()), (bm, bw), ASM=asm, CONSTRAINTS=constraints,
+        SFMT=source.sfmt, GLOBAL=source.global_scale is not None, SM=block[0], G=block[1] // 2, BM=bm, BW=bw,
+        num_warps=WARPS, launch_pdl=True,
+    )  # fmt: skip
     return out
