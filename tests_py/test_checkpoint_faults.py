@@ -402,9 +402,37 @@ def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path) -> No
     for _ in range(2):
         assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -signal.SIGKILL
         assert len(list(tmp_path.iterdir())) == 1
+    (tmp_path / "t-empty").mkdir()  # of a process that was killed before it had its lock
     with locks.scratch("t-", tmp_path) as first, locks.scratch("t-", tmp_path) as second:
         assert sorted(tmp_path.iterdir()) == sorted([first, second])  # what is in use stays
     assert not list(tmp_path.iterdir())
+
+
+def test_a_temporary_folder_may_be_taken_for_one_that_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process that looks between its making and its lock: another is made."""
+    removed: list[Path] = []
+
+    def before(what: str, path: Path) -> None:
+        if what == "create" and not removed:
+            removed.append(path.parent)
+            path.parent.rmdir()
+
+    monkeypatch.setattr(disk, "before", before)
+    with locks.scratch("t-", tmp_path) as made:
+        assert [made] == list(tmp_path.iterdir()) != removed
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_faults_of_every_command_that_takes_long_lose_nothing() -> None:
+    for name in ("onnx", "tokenizers", "transformers", "matplotlib"):
+        pytest.importorskip(name)
+    command = [sys.executable, str(Path(__file__).with_name("fault_counts.py")), "--kills", "44", "--errors", "66"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    *each, every = map(json.loads, run.stdout.splitlines())
+    assert run.returncode == 0, run.stderr
+    assert len(each) == 11 and min(one["kills"] for one in each) >= 4
+    assert every["kills"] >= 44 and every["errors"] >= 66 and every["kept shards"] and not every["lost shards"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)

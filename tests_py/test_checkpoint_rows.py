@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Some rows of a tensor, of every format that is written here: the values of the whole, of those rows' bytes alone."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.planning.targets import parse_target
 from breccia.checkpoint.reading.rows import rows_of, stored_shape, together
 from checkpoints import MAKERS, weight, write_shards
+from fault_runner import tree
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
+
+execute_module = importlib.import_module("breccia.checkpoint.writing.execute")
+rows_module = importlib.import_module("breccia.checkpoint.reading.rows")
 
 TARGETS = [name for name in target_names() if ":" in name and not parse_target(name).quantizes_nothing]
 
@@ -107,3 +112,80 @@ def test_rows_in_the_order_of_gguf(tmp_path: Path) -> None:
                 assert part.tobytes() == whole[start : start + 24].tobytes()
         checkpoint.close()
         (tmp_path / "model.gguf").unlink()
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Converts so that no tensor is small; gives how many were cut."""
+
+    def converted(source: Path, out: Path, to: str, **options: Any) -> int:
+        cut = [0]
+        real = rows_module.pieces_of
+
+        def counting(*arguments: Any) -> Any:
+            runs = real(*arguments)
+            cut[0] += len(runs) > 1
+            return runs
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rows_module, "_LARGE", 1 << 13)
+            patch.setattr(execute_module, "pieces_of", counting)
+            convert(source, out, to, **options)
+        return cut[0]
+
+    return converted
+
+
+PIECES_TO = (
+    "nvfp4",
+    "fp8",
+    "fp8-row",
+    "mxfp8",
+    "int4:asym",
+    "bf16",
+    "compressed-tensors:nvfp4",
+    "torchao:fp8",
+    "gguf:q4_k",
+)
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("to", PIECES_TO)
+def test_pieces_of_any_format_make_the_whole(source: Path, to: str, in_pieces: Any, tmp_path: Path) -> None:
+    """A tensor that is read and quantized some rows at a time has the bytes of one that was read whole."""
+    try:
+        convert(source, tmp_path / "whole", to)
+    except ValueError:
+        pytest.skip("there is no such conversion")
+    in_pieces(source, tmp_path / "pieces", to)
+    assert tree(tmp_path / "pieces") == tree(tmp_path / "whole")
+
+
+UNCUT = ("fp32", "gguf:f16", "gguf:bf16", "deepseek:mxfp4")  # which change none of these tensors
+
+
+@pytest.mark.parametrize("to", [to for to in target_names() if to not in UNCUT])
+def test_pieces_of_floats_make_the_whole(to: str, in_pieces: Any, tmp_path: Path) -> None:
+    """Of odd numbers, too, experts in one tensor, those with inputs before outputs, and rows that fill no piece."""
+    odd = weight(300, 256)
+    odd[17, 5], odd[290, 9], odd[200] = (0, 0, 0) if "gguf" in to else (np.inf, np.nan, 0)  # which it refuses
+    layer = "model.layers.0."
+    arrays: dict[str, Any] = {
+        f"{layer}self_attn.o_proj.weight": odd,
+        f"{layer}mlp.down_proj.weight": weight(640, 256),
+        f"{layer}mlp.experts.gate_up_proj": weight(6, 256, 128),
+        f"{layer}mlp.experts.down_proj": weight(6, 64, 256).astype(ml_dtypes.bfloat16),
+    }
+    arrays |= {f"{layer}self_attn.{part}_proj.weight": weight(384, 256) * (i + 1) for i, part in enumerate("qk")}
+    cut = 0
+    for model in ("test", "llama4_text"):
+        source = write_shards(tmp_path / model, [arrays], {"model_type": model})
+        source = source / "model-00001-of-00001.safetensors" if "gguf" in to else source
+        outs = [tmp_path / f"{model}-{kind}{'.gguf' if 'gguf' in to else ''}" for kind in ("whole", "pieces")]
+        try:
+            convert(source, outs[0], to)
+        except ValueError:
+            continue  # a kind of file without such tensors
+        cut += in_pieces(source, outs[1], to)
+        assert tree(outs[1]) == tree(outs[0])
+    assert cut

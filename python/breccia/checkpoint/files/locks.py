@@ -69,18 +69,23 @@ def scratch(prefix: str, parent: str | os.PathLike[str] | None = None) -> Iterat
     """A folder for temporary files, below ``parent`` or where the system has them; those that processes that were
     killed left there are removed."""
     place = Path(tempfile.gettempdir() if parent is None else parent)
-    for old in place.glob(f"{prefix}*/lock"):
+    for old in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # of another user, or gone meanwhile
-            if (held := lock(old)) is not None:
-                disk.remove_tree(old.parent, last="lock")
-                held.close()
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=place) as made:
-        held = lock(Path(made) / "lock")
-        try:
-            yield Path(made)
-        finally:
-            if held is not None:
-                held.close()
+            if not (old / "lock").exists():
+                disk.remove_directory(old)  # a process was killed before it made its lock, or after it removed it
+            elif (ended := lock(old / "lock")) is not None:
+                disk.remove_tree(old, last="lock")
+                ended.close()
+    held = None
+    while held is None:  # another process may take the new folder for one that was left
+        made = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        with contextlib.suppress(FileNotFoundError):
+            held = lock(made / "lock")
+    try:
+        yield made
+    finally:
+        disk.remove_tree(made, last="lock")
+        held.close()
 
 
 def _is_at(fd: int, path: Path) -> bool:

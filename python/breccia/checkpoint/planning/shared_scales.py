@@ -11,18 +11,18 @@ import numpy as np
 
 from breccia import verbs
 from breccia.bridges import outside
-from breccia.bridges.common import float32
 from breccia.bridges.parts import Found
 from breccia.bridges.readers import fused_layer
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
+from breccia.checkpoint.reading.rows import piece_of, pieces_of
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.checkpoint.workers import runs
+from breccia.comparison import magnitudes
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Cast", "Shared", "amax_of", "cast_shared", "fused", "is_wide", "share", "unlike"]
+__all__ = ["Cast", "Shared", "amax_of", "amax_of_all", "cast_shared", "fused", "is_wide", "share", "unlike"]
 
 Cast = Callable[[Any, ScalingRecipe], ScaledTensor]
 
@@ -38,19 +38,18 @@ class Shared:
     def amax(self, checkpoint: Checkpoint) -> np.float32:
         with self._lock:
             if self._amax is None:
-                self._amax = max((amax_of(checkpoint.load(part)) for part in self.parts), default=np.float32(0))
+                self._amax = max((amax_of_all(checkpoint, part) for part in self.parts), default=np.float32(0))
             return self._amax
 
 
+def amax_of_all(checkpoint: Checkpoint, found: Found) -> np.float32:
+    """The largest magnitude of a tensor, but for what is not finite."""
+    return max(amax_of(piece_of(checkpoint, found, *run)) for run in pieces_of(checkpoint, found))
+
+
 def amax_of(values: Any) -> np.float32:
-    """The largest magnitude of a matrix, but for what is not finite."""
-    values = outside.comparable(values)
-    largest = np.float32(0)
-    for rows in runs(values.shape[0]):
-        part = values[rows]
-        sizes = np.abs(verbs.dequantize(part) if isinstance(part, ScaledTensor) else float32(part))
-        largest = max(largest, sizes.max(initial=0, where=np.isfinite(sizes)))
-    return np.float32(largest)
+    """The same of what was loaded."""
+    return np.float32(magnitudes(outside.comparable(values)).largest)
 
 
 def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tuple[list[Choice], list[str]]:

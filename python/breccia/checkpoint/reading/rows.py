@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some rows of a logical tensor, of the bytes of those rows alone.
+"""Some rows of a logical tensor, of the bytes of those rows alone: pieces of a tensor that is too large to be held.
 
 A row of a matrix, or a matrix of a batch, is a run of each stored tensor along the axis that `FileFormat.row_axis`
 names. Where a format has no such axis the whole tensor is read.
@@ -19,14 +19,17 @@ from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.safetensors_file import Entry
+from breccia.checkpoint.reading.experts import stack
 from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.reading.source import Checkpoint, assemble
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["rows_of", "stored_shape", "together"]
+__all__ = ["STEP", "piece_of", "pieces_of", "rows_of", "stored_shape", "together"]
 
 Tensor: TypeAlias = "ScaledTensor | OutsideTensor | np.ndarray[Any, Any]"
 _FEW = 16  # rows: so few are read at once, for a number of them could be anything
+_LARGE = 64 << 20  # bytes of a tensor that is read in pieces, and of a piece: stored, or as bfloat16, which are more
+STEP = 128  # rows of a piece: whole bytes, words and tiles of every format; of matrices it has two
 _WORDS = (2, 4, 8)  # rows whose codes share a byte or a word
 
 
@@ -72,6 +75,8 @@ def rows_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tens
         for role, name in found.parts.items():
             run = runs[role]
             if role == bridges.bridge(found.format).shape_role:
+                if not start:
+                    _read(checkpoint, found, name)  # for its checksum
                 parts[role] = np.array(shape, np.int64)
             elif run is None:
                 parts[role] = _read(checkpoint, found, name)
@@ -83,6 +88,32 @@ def rows_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tens
             return float32(parts["weight"]) - np.float32(more) if more else parts["weight"]
         ordered = replace(found, origin=replace(found.origin, row_order=None))
         return assemble(bridges.bridge(found.format).reshaped(ordered, shape), parts)
+
+
+def pieces_of(checkpoint: Checkpoint, found: Found) -> list[tuple[int, int]]:
+    """Runs of rows, or of matrices of a batch, that `piece_of` reads one by one; all in one of a tensor that is not
+    large or cannot be cut."""
+    rows, origin = found.shape[0] if found.shape else 1, found.origin
+    nbytes = max(sum(map(checkpoint.nbytes, origin.members or [found])), 2 * math.prod(found.shape))
+    made = origin.rotations or origin.numbers or origin.factor or origin.low_rank or origin.cut
+    turned = origin.turned and not (found.format == "plain" and len(found.shape) == 3)
+    if nbytes <= _LARGE or len(found.shape) < 2 or made or turned:
+        return [(0, rows)]
+    each = 1 if origin.members else together(checkpoint, found)
+    each = math.lcm(each, STEP if len(found.shape) == 2 else 2)
+    step = max(_LARGE * rows // nbytes // each, 1) * each
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def piece_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tensor:
+    """A run of `pieces_of`, as `Checkpoint.load` gives it."""
+    if not found.shape or stop - start == found.shape[0]:
+        return checkpoint.load(found)
+    if found.origin.members:
+        batch: Tensor = stack([checkpoint.load(one) for one in found.origin.members[start:stop]])
+        return batch
+    rows = rows_of(checkpoint, found, start, stop)
+    return np.swapaxes(rows, -1, -2) if found.origin.turned and isinstance(rows, np.ndarray) else rows
 
 
 def _runs(checkpoint: Checkpoint, found: Found) -> dict[str, _Run | None] | None:

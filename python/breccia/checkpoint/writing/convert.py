@@ -85,7 +85,8 @@ def convert(
     unmarked: Unmarked | None = None,
     dry_run: bool = False,
 ) -> ConvertReport:
-    """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.
+    """Convert a checkpoint. Large tensors are converted some rows at a time; those that cannot be cut take twice their
+    size.
 
     Args:
         source: a safetensors file, a directory of them (with index and config.json), or a GGUF file.

@@ -19,18 +19,19 @@ from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.rounding import why_nearest
-from breccia.checkpoint.planning.shared_scales import Cast, cast_shared
+from breccia.checkpoint.planning.shared_scales import Cast, amax_of_all, cast_shared, is_wide
 from breccia.checkpoint.planning.smoothing import of_smoothed
 from breccia.checkpoint.planning.targets import Target
+from breccia.checkpoint.reading.rows import STEP, piece_of, pieces_of
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import PIECE
 from breccia.checkpoint.writing.feedback import encoded
 from breccia.checkpoint.writing.feedback import rounded as feedback
-from breccia.checkpoint.writing.losses import Loss, counted, in_piece, summed
-from breccia.checkpoint.writing.repack import Sink, repack
+from breccia.checkpoint.writing.losses import FLOATS, Loss, counted, in_piece, summed
+from breccia.checkpoint.writing.repack import Sink, repack_pieces
 from breccia.comparison import Comparison, compare
 from breccia.layouts import PerChannel, PerTensor
-from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
 from breccia.verbs.cast_options import column_weights
 
@@ -56,6 +57,21 @@ def execute(
     ``rounded``. Raises ValueError where its bytes do not fit its format; the message names it."""
     found = choice.found
     bad: list[int] = []
+    sums: list[Comparison] = []
+    repacked = choice.action == "repack"
+    counts = not repacked or any(dtype in FLOATS for dtype, _ in choice.outputs.values())
+
+    def pieces(cut: bool) -> Iterator[tuple[int, Any]]:
+        """The tensor, or where it may be ``cut`` some rows of a large one after the other, with the number of the
+        first; counts what is not finite."""
+        runs = pieces_of(checkpoint, found)
+        for start, stop in runs if cut else [(0, runs[-1][1])]:
+            loaded = piece_of(checkpoint, found, start, stop)
+            values = loaded if repacked else outside.comparable(loaded)
+            if counts:
+                bad.append(counted(values, sink.workers))
+            yield start, values
+
     match choice.action:
         case "copy":
             (name,) = choice.outputs
@@ -72,9 +88,8 @@ def execute(
                 _convert(_counting(read, found.dtype, bad), nbytes, found.dtype, name, dtype, sink)
             else:
                 write = _turned_floats if choice.turned else _floats
-                values = _values(checkpoint, found)
-                bad.append(counted(values, sink.workers))
-                write(values, name, dtype, sink)
+                for at, values in pieces(len(found.shape) > 2 or not choice.turned):
+                    write(values, name, dtype, sink, at * math.prod(found.shape[1:]) * _SIZES[dtype])
         case "multiply" | "divide":
             ((name, (_, shape)),), (number,) = choice.outputs.items(), choice.values
             stored = float32(checkpoint.array(found.parts["weight"])).astype(np.float64)
@@ -92,10 +107,8 @@ def execute(
         case "encode":
             ((name, (written, _)),) = choice.outputs.items()
             kind = next(one for one in target.bridge.kinds.values() if one.name == written)
-            sums: list[Comparison] = []
-            values = _values(checkpoint, found)
-            bad.append(counted(values, sink.workers))
-            if target.feedback is not None and not why_nearest(choice, target):
+            if _feeds(choice, target):
+                ((_, values),) = pieces(False)
                 made, said = encoded(choice, target, values, kind)
                 sink.put(name, made)
                 if rounded is not None:
@@ -103,52 +116,73 @@ def execute(
                 if losses is not None and kind.decode is not None:
                     sums.append(compare(values, kind.decode(made)))
             else:
-                _encode(values, kind, _importance(target, found), name, sink, sums)
+                for at, values in pieces(True):
+                    weights = _importance(target, found, at, values)
+                    _encode(values, kind, weights, name, sink, sums, at * math.prod(found.shape[1:]))
             if losses is not None and sums:
                 losses[found.name] = summed(sums, again=isinstance(values, ScaledTensor))
         case "repack":
-            loaded = checkpoint.load(found)
-            assert isinstance(loaded, (ScaledTensor, outside.OutsideTensor))
-            repack(loaded, choice, target, sink)
-            bad.append(counted(loaded) if sink.not_finite else 0)
-        case "requantize":
-            scaled = checkpoint.load(found)
-            assert isinstance(scaled, ScaledTensor)
-            made = _quantized(checkpoint, choice, target, scaled, rounded)
-            bad.append(counted(scaled, sink.workers))
-            repack(made, choice, target, sink)
+            by_rows = found.recipe is not None and found.name not in target.products
+            repack_pieces(pieces(by_rows), choice, target, sink)
+        case "cast" | "requantize":
+            cut, amax = _cut(checkpoint, choice, target)
+            made = _quantized(pieces(cut), choice, target, amax, rounded, None if losses is None else sums)
+            repack_pieces(made, choice, target, sink)
             if losses is not None:
-                losses[found.name] = summed([compare(scaled, made)], again=True)
-        case "cast":
-            values = _values(checkpoint, found)
-            bad.append(counted(values, sink.workers))
-            made = _quantized(checkpoint, choice, target, values, rounded)
-            repack(made, choice, target, sink)
-            if losses is not None:
-                losses[found.name] = summed([compare(values, made)])
+                losses[found.name] = summed(sums, again=choice.action == "requantize")
     checkpoint.release(found)
     return sum(bad)
 
 
+def _feeds(choice: Choice, target: Target) -> bool:
+    """Whether GPTQ rounds a tensor, for which it takes the whole of a matrix."""
+    return target.feedback is not None and not why_nearest(choice, target)
+
+
+def _cut(checkpoint: Checkpoint, choice: Choice, target: Target) -> tuple[bool, Any]:
+    """Whether pieces of a tensor can be quantized one by one, and the largest magnitude of all that has one scale; None
+    where scales lie within a piece."""
+    found, recipe = choice.found, choice.recipe
+    assert recipe is not None
+    known = None if choice.shared is None else choice.shared.amax(checkpoint)
+    rows, asked = recipe.layout.block.rows, choices(recipe)
+    if len(pieces_of(checkpoint, found)) < 2 or found.name in target.products or _feeds(choice, target):
+        return False, known
+    if known is not None or not asked.one_for_all:
+        return len(found.shape) > 2 or (rows > 0 and STEP % rows == 0), known
+    rounds = isinstance(recipe, Float8CurrentScaling) and target.bridge.readers.bfloat16_scales
+    keeps = choice.action == "requantize" and not (asked.two_level and is_wide(found.recipe))  # a scale, maybe
+    if rounds or keeps or asked.has_zero_point:
+        return False, None
+    return True, amax_of_all(checkpoint, found)
+
+
 def _quantized(
-    checkpoint: Checkpoint, choice: Choice, target: Target, values: Any, rounded: dict[str, dict[str, Any]] | None
-) -> ScaledTensor:
+    pieces: Iterator[tuple[int, Any]],
+    choice: Choice,
+    target: Target,
+    amax: Any,
+    rounded: dict[str, dict[str, Any]] | None,
+    sums: list[Comparison] | None,
+) -> Iterator[tuple[int, ScaledTensor]]:
     """A tensor in its new recipe: by GPTQ, by importance, or without data."""
     recipe, found = choice.recipe, choice.found
     assert recipe is not None
-    amax = None if choice.shared is None else choice.shared.amax(checkpoint)
-    if target.feedback is not None and not why_nearest(choice, target):
-        made, said = feedback(choice, target, values, amax, functools.partial(_cast, target))
-        if rounded is not None:
-            rounded[found.name] = said
-    elif choice.action == "requantize" and amax is None:
-        made = target.device.requantize(values, recipe)
-    else:
-        importance = None if choice.action == "requantize" else _importance(target, found)
-        made = _cast(target, values, recipe, amax, importance=importance)
-    if target.importance is not None:
-        target.importance.release()
-    return made
+    for at, values in pieces:
+        if _feeds(choice, target):
+            made, said = feedback(choice, target, values, amax, functools.partial(_cast, target))
+            if rounded is not None:
+                rounded[found.name] = said
+        elif choice.action == "requantize" and amax is None:
+            made = target.device.requantize(values, recipe)
+        else:
+            importance = None if choice.action == "requantize" else _importance(target, found, at, values)
+            made = _cast(target, values, recipe, amax, importance=importance)
+        if target.importance is not None:
+            target.importance.release()
+        if sums is not None:
+            sums.append(compare(values, made))
+        yield at, made
 
 
 def _cast(
@@ -157,12 +191,9 @@ def _cast(
     """Quantize with the global scale of an amax, if there is one; by ``cast``, or else to nearest by importance."""
     if amax is None:
         return cast_for(target, values, recipe, cast, importance=importance)
-    return cast_shared(values, recipe, amax, cast or functools.partial(target.device.cast, importance=importance))
-
-
-def _values(checkpoint: Checkpoint, found: Found) -> Any:
-    """A ScaledTensor, or an array of numbers."""
-    return outside.comparable(checkpoint.load(found))
+    if cast is None:
+        return cast_for(target, values, recipe, importance=importance, amax=amax)
+    return cast_shared(values, recipe, amax, cast)
 
 
 def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
@@ -176,9 +207,16 @@ def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
     return counting
 
 
-def _importance(target: Target, found: Found) -> Array | None:
+def _importance(target: Target, found: Found, at: int, values: Any) -> Array | None:
+    """Of the columns of a piece that begins at a matrix or a row."""
     diagonal = None if target.importance is None else target.importance.of_found(found)
-    return diagonal if diagonal is None else of_smoothed(diagonal, found)
+    if diagonal is None:
+        return None
+    of_all = of_smoothed(diagonal, found)
+    if values.shape == found.shape:
+        return of_all
+    weights = column_weights(of_all, found.shape)
+    return weights if weights.ndim == 1 else weights[at : at + len(values)]
 
 
 def cast_for(
@@ -237,27 +275,27 @@ def _copy(read: Read, nbytes: int, name: str, sink: Sink) -> None:
         work(0)
 
 
-def _convert(read: Read, nbytes: int, source: str, name: str, dtype: str, sink: Sink) -> None:
-    """A plain tensor's floats as others."""
+def _convert(read: Read, nbytes: int, source: str, name: str, dtype: str, sink: Sink, begin: int = 0) -> None:
+    """A plain tensor's floats as others, from a byte on."""
     width, size = _SIZES[source], _SIZES[dtype]
     step = PIECE // 4 * width
 
     def convert(at: int, _: Array) -> None:
         stop = min(at + step, nbytes)
         piece = as_dtype(typed(read(at, stop), source, ((stop - at) // width,)), dtype)
-        sink.put(name, piece, at // width * size)
+        sink.put(name, piece, begin + at // width * size)
 
     sink.workers.each(convert, iter(range(0, nbytes, step)))
 
 
-def _floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
-    """Dequantized values."""
+def _floats(values: Any, name: str, dtype: str, sink: Sink, begin: int) -> None:
+    """Dequantized values, from a byte on."""
     size = _SIZES[dtype]
     values = outside.comparable(values)
     if not isinstance(values, ScaledTensor):
         flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         source = {"float32": "F32", "float16": "F16", "float64": "F64"}.get(values.dtype.name, "BF16")
-        _convert(lambda start, stop: flat[start:stop], flat.size, source, name, dtype, sink)
+        _convert(lambda start, stop: flat[start:stop], flat.size, source, name, dtype, sink, begin)
         return
 
     def decode(piece: tuple[int, ScaledTensor], memory: Array) -> None:
@@ -269,13 +307,16 @@ def _floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
         strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         view = _core.Array(out.__array_interface__["data"][0], list(shape), strides, _NAMES[dtype])
         _core.dequantize_into(part._core, view)
-        sink.put(name, out, at * size)
+        sink.put(name, out, begin + at * size)
 
     sink.workers.each(decode, _pieces(values, size))
 
 
-def _encode(values: Any, kind: Kind, importance: Array | None, name: str, sink: Sink, sums: list[Comparison]) -> None:
-    """Values as a format's own kind, some rows at a time; adds to ``sums`` how far each piece is from what it was."""
+def _encode(
+    values: Any, kind: Kind, importance: Array | None, name: str, sink: Sink, sums: list[Comparison], begin: int
+) -> None:
+    """Values as a format's own kind, some rows at a time, from an element on; adds to ``sums`` how far each piece is
+    from what it was."""
     encode: Any = kind.encode
     weights = None if importance is None else column_weights(importance, tuple(values.shape))
     values = outside.comparable(values)
@@ -285,7 +326,7 @@ def _encode(values: Any, kind: Kind, importance: Array | None, name: str, sink: 
         wide = verbs.dequantize(part) if isinstance(part, ScaledTensor) else float32(part)
         made = encode(wide) if weights is None else encode(wide, _of_piece(weights, at, part.shape, values.shape))
         # Rows before this one take as many bytes each.
-        sink.put(name, made, at // part.shape[-1] * made.shape[-1])
+        sink.put(name, made, (begin + at) // part.shape[-1] * made.shape[-1])
         if kind.decode is not None:
             sums.append(compare(wide, kind.decode(made)))
 
@@ -310,8 +351,8 @@ def _rows(values: Array) -> Iterator[tuple[int, Array]]:
             yield (number * matrix.shape[0] + row) * matrix.shape[1], matrix[row : row + step]
 
 
-def _turned_floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
-    """A matrix transposed, or the matrices of a batch one by one."""
+def _turned_floats(values: Any, name: str, dtype: str, sink: Sink, begin: int) -> None:
+    """A matrix transposed, or the matrices of a batch one by one, from a byte on."""
     values = outside.comparable(values)
     alone = len(values.shape) == 2
 
@@ -319,7 +360,7 @@ def _turned_floats(values: Any, name: str, dtype: str, sink: Sink) -> None:
         one = values if alone else values[index]
         one = one.dequantize() if isinstance(one, ScaledTensor) else one
         piece = np.ascontiguousarray(as_dtype(np.swapaxes(one, -1, -2), dtype))
-        sink.put(name, piece, index * piece.nbytes)
+        sink.put(name, piece, begin + index * piece.nbytes)
 
     sink.workers.each(turn, iter(range(1 if alone else values.shape[0])))
 

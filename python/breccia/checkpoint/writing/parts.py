@@ -377,8 +377,7 @@ class _Parts(Job):
                 disk.link_or_copy(path, work.out / name)
                 self.progress.add(sum(c.nbytes for c in choices))
             else:
-                self._join(work.out / name, choices, pieces[name])
-                work.record(name, {"": Done({}, {}, {}, {}, {})})
+                self._join(work, name, choices, pieces[name])
             work.note(name)
 
     def _check(self, path: Path, choices: list[Choice]) -> PlannedWriter:
@@ -392,8 +391,8 @@ class _Parts(Job):
             part_sums.check_written(writer, self._of_parts[path.parent, path.name].wrote, self.threads)
         return writer
 
-    def _join(self, path: Path, choices: list[Choice], pieces: list[tuple[Path, list[Choice]]]) -> None:
-        writer = self._writer(path, choices)
+    def _join(self, work: Work, file: str, choices: list[Choice], pieces: list[tuple[Path, list[Choice]]]) -> None:
+        writer = self._writer(work.out / file, choices)
         try:
             if writer.complete:
                 self.progress.add(sum(c.nbytes for c in choices))
@@ -403,6 +402,7 @@ class _Parts(Job):
                 with disk.open_regular(source) as fd:
                     for name in (name for choice in some for name in choice.outputs):
                         self._copy_span(fd, spans[name], name, writer)
+            work.record(file, {"": Done({}, {}, {}, {}, {})})  # else the next run takes it for another's
             writer.commit()
         finally:
             writer.close()

@@ -12,74 +12,95 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from breccia.bridges.file_kinds import Spec
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.parts import Part
+from breccia.bridges.parts import Part, ghost
 from breccia.checkpoint.planning.choices import Choice, target_parts
 from breccia.checkpoint.planning.targets import Target
+from breccia.checkpoint.reading.rows import STEP
 from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing.losses import FLOATS, in_piece
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Sink", "repack"]
+__all__ = ["Sink", "repack", "repack_pieces"]
 
 _PIECE = 2 << 20  # bytes of codes at a time
-_STEP = 128  # rows: whole bytes, words and tiles of every format
 
 
 def repack(scaled: ScaledTensor | OutsideTensor, choice: Choice, target: Target, sink: Sink) -> None:
     """Write a quantized tensor."""
     turned = choice.found.name in target.products  # not stored by its rows
-    runs = [] if turned or isinstance(scaled, OutsideTensor) else list(_runs(scaled))
-    if len(runs) < 2:
+    if turned or isinstance(scaled, OutsideTensor) or len(list(_runs(scaled))) < 2:
         parts, _ = target_parts(target, choice.found.name, scaled)
         for name, part in parts.items():
             sink.put(name, np.asarray(part.make()))
         return
-    assert isinstance(scaled, ScaledTensor)
-    _Repack(scaled, choice, target, sink).run(runs)
+    _Repack(scaled, choice, target, sink).run(iter([(0, scaled)]))
+
+
+def repack_pieces(pieces: Iterator[tuple[int, Any]], choice: Choice, target: Target, sink: Sink) -> None:
+    """Write a quantized tensor that comes in pieces, each with the number of its first row."""
+    start, first = next(pieces)
+    if first.shape == choice.found.shape:
+        repack(first, choice, target, sink)
+    else:
+        _Repack(_whole(choice, first), choice, target, sink).run(chain([(start, first)], pieces))
+
+
+def _whole(choice: Choice, piece: ScaledTensor) -> ScaledTensor:
+    """What a piece is of, in memory that is never touched but for the scales that are of all rows."""
+    found, recipe = choice.found, choice.recipe
+    assert recipe is not None
+    whole = found.ghost() if choice.action == "repack" else ghost(found.shape, recipe)
+    both = ((name, getattr(piece, name), getattr(whole, name)) for name in ("scale", "global_scale"))
+    return whole._with(**{name: own for name, own, of_all in both if own is not None and own.size == of_all.size})
 
 
 def _runs(scaled: ScaledTensor) -> Iterator[tuple[int, int]]:
     count = scaled.shape[0]
     each = max(math.prod(scaled.data.shape[1:]), 1)
-    step = max(_PIECE // each, 1)
-    if scaled.ndim == 2:
-        step = -(-step // _STEP) * _STEP
+    multiple = STEP if scaled.ndim == 2 else 2
+    step = -(-max(_PIECE // each, 1) // multiple) * multiple
     for start in range(0, count, step):
         yield start, min(start + step, count)
 
 
 class _Repack:
-    def __init__(self, scaled: ScaledTensor, choice: Choice, target: Target, sink: Sink) -> None:
-        self.scaled, self.choice, self.target, self.sink = scaled, choice, target, sink
-        self.whole, _ = target_parts(target, choice.found.name, scaled)
+    def __init__(self, whole: ScaledTensor, choice: Choice, target: Target, sink: Sink) -> None:
+        self.choice, self.target, self.sink = choice, target, sink
+        self.whole = self._parts(whole)
         self.gathered: dict[str, np.ndarray[Any, Any]] = {}
         self.lock = threading.Lock()
 
-    def run(self, runs: list[tuple[int, int]]) -> None:
-        self.step = runs[0][1] - runs[0][0]
-        first, _ = target_parts(self.target, self.choice.found.name, self.scaled[slice(*runs[0])])
-        self.first = {name: part.shape for name, part in first.items()}
-        self.sink.workers.each(lambda run, _: self._piece(*run), iter(runs))
+    def _parts(self, scaled: ScaledTensor) -> dict[str, Part]:
+        return target_parts(self.target, self.choice.found.name, scaled)[0]
+
+    def run(self, pieces: Iterator[tuple[int, ScaledTensor]]) -> None:
+        for at, scaled in pieces:
+            runs = list(_runs(scaled))
+            if not at:
+                self.step = runs[0][1]
+                self.first = {name: part.shape for name, part in self._parts(scaled[: self.step]).items()}
+            self.sink.workers.each(self._piece, ((scaled, at, *run) for run in runs))
         for name, part in self.whole.items():
             if name in self.gathered:
                 self.sink.put(name, self.gathered.pop(name))
             elif self.first[name] == part.shape:  # says something of the tensor, not of its rows
                 self.sink.put(name, np.asarray(part.make()))
 
-    def _piece(self, start: int, stop: int) -> None:
-        parts, _ = target_parts(self.target, self.choice.found.name, self.scaled[start:stop])
-        for name, part in parts.items():
+    def _piece(self, run: tuple[ScaledTensor, int, int, int], _: Any) -> None:
+        scaled, at, start, stop = run
+        for name, part in self._parts(scaled[start:stop]).items():
             axis = _axis(part, self.whole[name])
             if axis is None:
                 continue
             array = np.asarray(part.make()).reshape(*_stored(part))
-            first = start // self.step * self.first[name][axis]  # all runs but the last are as long as the first
+            first = (at + start) * self.first[name][axis] // self.step  # pieces begin at whole bytes, words and tiles
             if axis == 0:
                 self.sink.put(name, array, first * (array.nbytes // array.shape[0]))
                 continue
@@ -92,7 +113,9 @@ class _Repack:
 
 
 def _axis(piece: Part, whole: Part) -> int | None:
-    """The axis along which a piece is shorter than the whole."""
+    """The axis along which a piece is shorter than the whole. The global scale of a batch of one has no axes."""
+    if len(piece.shape) < len(whole.shape):
+        return 0
     return next((i for i, (a, b) in enumerate(zip(piece.shape, whole.shape, strict=True)) if a != b), None)
 
 
