@@ -285,7 +285,7 @@ def test_json_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -
         (
             ["bake"],
             "'bake' is unknown, known are convert, merge-lora, inspect, verify, calibrate, plan-bits, evaluate, "
-            "report, doctor, demo",
+            "report, explain, doctor, demo",
         ),
     ],
 )
@@ -341,7 +341,7 @@ def test_a_group_size_that_divides_nothing(
     assert (code, err) == (
         2,
         f"breccia convert: group size must divide the columns of a tensor, {size} divides those of none: "
-        "'model.language_model.layers.0.self_attention.dense.weight' has 64\n",
+        "'model.language_model.layers.0.self_attention.dense.weight' has 64 (breccia explain group-size-refused)\n",
     )
     assert list(tmp_path.iterdir()) == [many]
 
@@ -396,7 +396,7 @@ def test_a_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (code, err) == (
         2,
         f"breccia inspect: {path}: file must be in the format of safetensors or GGUF: its first 8 bytes say that the "
-        f"header has {number} bytes\n",
+        f"header has {number} bytes (breccia explain not-a-checkpoint)\n",
     )
 
 
@@ -460,7 +460,9 @@ def test_force_replaces_an_output(model: Path, tmp_path: Path, capsys: pytest.Ca
     before = out.read_bytes()
     code, _, err = run("convert", model, out, "--to", "bf16", capsys=capsys)
     assert (code, out.read_bytes()) == (2, before)
-    assert err == f"breccia convert: OUT must not be there, {out} is: --force replaces it\n"
+    assert (
+        err == f"breccia convert: OUT must not be there, {out} is: --force replaces it (breccia explain out-is-there)\n"
+    )
     code, _, err = run("convert", model, out, "--to", "no-such-format", "--force", capsys=capsys)
     assert (code, out.read_bytes()) == (2, before)
     code, _, _ = run("convert", model, out, "--to", "bf16", "--force", capsys=capsys)

@@ -264,7 +264,10 @@ def test_the_commands(llama, tmp_path, capsys):
         assert len(json.loads(moments.metadata["breccia.calibration.output_amax"])) == 4
     assert not made.with_name(f"{made.name}.state").exists()
     code, _, err = run("calibrate", llama / "model", *text, "--out", made, capsys=capsys)
-    assert (code, err) == (2, f"breccia calibrate: {made} is there: --force replaces it\n")
+    assert (code, err) == (
+        2,
+        f"breccia calibrate: {made} is there: --force replaces it (breccia explain out-is-there)\n",
+    )
     inside = llama / "model" / "moments.safetensors"
     code, _, err = run("calibrate", llama / "model", *text, "--out", inside, capsys=capsys)
     said = "breccia calibrate: --out must not be in the model's folder, whose safetensors files are its weights"

@@ -183,7 +183,7 @@ def test_the_command(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.Cap
     code, _, err = run(*words, capsys=capsys)
     assert (code, out.read_text()) == (2, "mine")
     assert "--html must not be there" in err
-    assert "--force overwrites it" in err
+    assert "--force replaces it" in err
     _, said, _ = run(*words, "--force", "--json", capsys=capsys)
     assert json.loads(said)["rooms"][0]["room"] == "mlp"
     code, _, err = run("report", pair[1], "--html", tmp_path / "p.png", capsys=capsys)

@@ -65,7 +65,7 @@ def calibrate_folder(
     """
     source, target = folder_of(folder, "MODEL"), path_of(out, "out")
     if target.exists() and not force:
-        raise FileExistsError(f"{target} is there: --force replaces it")
+        raise FileExistsError(f"{target} is there: force=True replaces it")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent} must be a folder: the moments are to be written there")
     if target.parent.resolve() == source.resolve():

@@ -44,7 +44,8 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def with_option(self, command: str, text: str) -> str:
-        """A sentence about an argument of Python's function, with the command's option in its place."""
+        """A sentence about arguments of Python's function, with the command's options in their place."""
+        text = text.replace("force=True", "--force")
         commands = next(action for action in self._actions if isinstance(action, argparse._SubParsersAction))
         argument, must, rest = text.partition(" must ")
         for action in commands.choices[command]._actions:

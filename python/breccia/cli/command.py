@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from breccia._version import __version__
-from breccia.cli import convert_commands, text_commands
+from breccia.cli import convert_commands, explain, text_commands
 from breccia.cli.arguments import Parser, add_common, add_device, count, json_last, number, part, progress_of, whole
 from breccia.cli.convert_commands import add_rounding
 from breccia.cli.printing import Shown, show, show_json
@@ -59,10 +59,10 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"breccia: interrupted{_GOES_ON.get(args.command, '')}", file=sys.stderr)
         return 143 if isinstance(error, Terminated) else 130
     except Exception as error:
-        text = parser.with_option(args.command, said(error))
+        text, more = parser.with_option(args.command, said(error)), explain.hint([said(error)])
         if args.json:
             print(json.dumps({"error": text, "kind": type(error).__name__}))
-        print(f"breccia {args.command}: {text}", file=sys.stderr)
+        print(f"breccia {args.command}: {text}{more and f' ({more})'}", file=sys.stderr)
         return 2
     return 0 if done is None or done[2] else 1
 
@@ -284,6 +284,15 @@ def _parser(with_demo: bool) -> Parser:
     )
     add_common(report, force="replace the page that is there")
 
+    explained = _command(
+        commands,
+        "explain",
+        _explain,
+        "say what a note or an error means, and how to mend it",
+        "breccia explain left-as-it-is",
+    )
+    explained.add_argument("name", metavar="NAME", nargs="*", help="name that a command printed (default: list all)")
+
     _command(commands, "doctor", _doctor, "show what runs on this machine and what to install for the rest")
 
     demo = _command(commands, "demo", _demo, "compare bits and errors of every recipe on one set of weights")
@@ -390,6 +399,17 @@ def _report(args: argparse.Namespace) -> Shown:
     model, size = data["model"], amount(Path(args.out).stat().st_size)
     lines = [f"{args.out}: {model['tensors']:,} tensors in {len(data['layers']):,} sections, {size}"]
     return data, [*lines, *(wrapped(data["found"]) if data["found"] else [])], True
+
+
+def _explain(args: argparse.Namespace) -> Shown:
+    if not args.name:
+        return explain.names(), explain.names(), True
+    pages = {name: explain.page(name) for name in args.name}
+    return (
+        {name: "\n".join(lines) for name, lines in pages.items()},
+        "\n\n".join(map("\n".join, pages.values())).split("\n"),
+        True,
+    )
 
 
 def _doctor(_: argparse.Namespace) -> Shown:

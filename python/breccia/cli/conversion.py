@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from breccia import bridges
 from breccia.bridges.contract import FileFormat
+from breccia.cli import explain
 from breccia.screen import COLUMNS, after, amount, fitted, one_line, wrapped
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     shown = [f"{len(some)} × {label}" if len(some) > 1 else some[0] for label, some in groups.items()]
     lines = [line for note in shown[:_NOTES] for line in wrapped(f"! {note}")]
     more = len(shown) - _NOTES
-    return [*lines, f"! and {more} more, which --json has"] if more > 0 else lines
+    lines += [f"! and {more} more, which --json has"] if more > 0 else []
+    return [*lines, *wrapped(explain.hint(report["notes"]))] if lines else []
 
 
 def cost(report: Mapping[str, Any]) -> list[str]:

@@ -72,7 +72,7 @@ def report(
     if file.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"out must end in .html, got {str(out)!r}")
     if file.exists() and not force:
-        raise FileExistsError(f"out must not be there, {file} is: --force overwrites it")
+        raise FileExistsError(f"out must not be there, {file} is: force=True replaces it")
     data = gather(path, reference, moments, progress)
     page = template.render(Path(__file__).parent / "page" / "report.html", data, FILTERS)
     disk.replace_file(file, page.encode())

@@ -77,7 +77,7 @@ def check_destination(destination: Path, *sources: str | os.PathLike[str], force
         if same or place in source.resolve().parents:
             raise ValueError(f"destination must not replace the source {source}, got {destination}")
     if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
-        hint = "" if force is None else ": --force replaces it"
+        hint = "" if force is None else ": force=True replaces it"
         raise FileExistsError(f"destination must not be there, {destination} is{hint}")
 
 
