@@ -282,7 +282,7 @@ def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int])
     x = torch.cat([randn((m, k)), randn((m, k), 3)], 1).bfloat16()[:, :k]
     assert weights_matmul.takes(x, op.codes, kind)
     ref = exact(x, w.T) + bias.double()
-    rounded = configs.weight_tile(m, n, kind).rounds(kind)
+    rounded = configs.weight_tile(m, n, k, kind).rounds(kind)
     for dtype, bound in ((torch.float32, 3e-3 if rounded else 2e-5), (torch.bfloat16, 4e-3)):
         y = weights_matmul.weights_matmul(x, op.codes, op.scale, kind, op.element, block, dtype, op.global_scale, bias)
         close(y, ref, bound)
@@ -291,16 +291,17 @@ def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int])
 
 
 @pytest.mark.parametrize("recipe", WEIGHTS, ids=repr)
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("n", [6000, 6004])
-def test_every_wide_tile(recipe: Any, which: int, n: int) -> None:
-    """Whatever rows it is meant for, with more tiles than programs; MXFP4 also by scales that want two products. Rows
-    of 6,000 bf16 results are aligned for TMA, of 6,004 not."""
-    m, k = 600, 640
-    w, x = ops.cast(randn((n, k), 1), recipe), randn((m, k)).bfloat16()
+@pytest.mark.parametrize("which", range(len(configs.WEIGHT_TILES[True])))
+@pytest.mark.parametrize(("n", "parts"), [(6000, 1), (6004, 1), (1000, 2), (1004, 3)])
+def test_every_tile_of_weights(recipe: Any, which: int, n: int, parts: int) -> None:
+    """Whatever rows it is meant for, with more tiles than programs and with K in parts, of which the last is shorter;
+    MXFP4 also by scales that want two products. Rows of 6,000 bf16 results are aligned for TMA, of 6,004 not."""
+    w = ops.cast(randn((n, 1664), 1), recipe)
     op = recipes.operand(w)
     kind, block = kind_and_block(op)
-    tile = configs.wide_weight_tiles(kind)[which][1]
+    tile = configs.WEIGHT_TILES[kind in configs.FOUR_BITS][which][2]
+    tile = dataclasses.replace(tile, parts=1 if tile.order == "x" else parts)
+    x = randn((600 if tile.cols > 64 else tile.cols - 3, 1664)).bfloat16()
     for code in (None, 14, 143)[: 3 if kind == "mxfp4" else 1]:
         if code is not None:
             op.scale.view(torch.uint8)[-1, -1] = code

@@ -193,7 +193,7 @@ def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
     words = 16 if kind in configs.FOUR_BITS else 32
     if m == 8 and words == 16:
         pytest.skip("w4_gemv takes these")
-    tile = configs.weight_tile(m, 7168, kind, experts)
+    tile = configs.weight_tile(m, 7168, 4096, kind, experts)
     types = {
         "x_desc": descriptor("bf16", [tile.cols, 64], 128, 16),
         "w_desc": descriptor("i32", [tile.rows, words], 4 * words, 32),

@@ -49,7 +49,8 @@ class Product:
     share 64 rows of w and divide K, one tile a program; else each has 64 rows of its own. ORDER: two warps
     bring the activations into the weights' order ("x") or the weights into theirs ("w"), or a kernel did before ("").
     X_UNITS: units of K in one buffer of activations, of which there are X_STAGES. TMA_STORE: results leave through
-    these buffers."""
+    these buffers. parts: into how many parts K is divided, each the work of a program of its own, whose float32 sums
+    are the rows `part * M` and on of the output."""
 
     x_desc: tma.tensor_descriptor
     w_desc: tma.tensor_descriptor
@@ -78,6 +79,7 @@ class Product:
     col_tiles: gl.tensor
     slices: gl.tensor
     fours: gl.tensor
+    parts: gl.tensor
     KIND: gl.constexpr
     FMT: gl.constexpr
     SN: gl.constexpr
@@ -102,8 +104,8 @@ class Product:
     def __init__(
         self, x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
         x_here, x_ready, x_free, w_here, w_ready, w_free, N, M, s_row, s_col, s_expert, out_stride,
-        row_tiles, col_tiles, slices, fours, KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS,
-        X_STAGES, X_UNITS, W_STAGES, GROUP, TMA_STORE,
+        row_tiles, col_tiles, slices, fours, parts, KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER,
+        CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP, TMA_STORE,
     ):  # fmt: skip
         self.x_desc, self.w_desc, self.out_desc = x_desc, w_desc, out_desc
         self.s_ptr, self.g_ptr, self.bias_ptr, self.out_ptr = s_ptr, g_ptr, bias_ptr, out_ptr
@@ -114,7 +116,7 @@ class Product:
         self.N, self.M, self.out_stride = N, M, out_stride
         self.s_row, self.s_col, self.s_expert = s_row, s_col, s_expert
         self.row_tiles, self.col_tiles = row_tiles, col_tiles
-        self.slices, self.fours = slices, fours
+        self.slices, self.fours, self.parts = slices, fours, parts
         self.KIND, self.FMT, self.SN, self.ROUND = (gl.constexpr(v) for v in (KIND, FMT, SN, ROUND))
         self.GLOBAL, self.BIAS, self.EXPERTS = gl.constexpr(GLOBAL), gl.constexpr(BIAS), gl.constexpr(EXPERTS)
         self.SPLIT, self.ORDER = gl.constexpr(SPLIT), gl.constexpr(ORDER)
@@ -128,17 +130,22 @@ class Product:
         self.ONCE = gl.constexpr(KIND == "mxfp4" and ORDER != "")
 
     @gluon.jit
+    def tiles(self):
+        return self.row_tiles * self.col_tiles * self.parts
+
+    @gluon.jit
     def padded(self):
-        """Slices of K in whole rounds of four a consumer. Past the end both operands are zeros."""
+        """Slices of a part of K in whole rounds of four a consumer. Past the end both operands are zeros."""
         return self.fours * (4 * self.STEP)
 
     @gluon.jit
     def position(self, tile, WAIT: gl.constexpr):
-        """(first row of w, expert, first row of x, its end, rounds of K): no rounds for rows of no expert. WAIT: for
-        the kernel before this one, after what does not depend on it."""
+        """(first row of w, expert, first row of x, its end, part of K, its slices): no slices for rows of no expert.
+        WAIT: for the kernel before this one, after what does not depend on it."""
         ROWS: gl.constexpr = self.w_desc.block_type.shape[0]
         BN: gl.constexpr = self.x_desc.block_type.shape[0]
-        m, n = tile_position(tile, self.row_tiles, self.col_tiles, self.GROUP)
+        part = tile % self.parts
+        m, n = tile_position(tile // self.parts, self.row_tiles, self.col_tiles, self.GROUP)
         rounds = self.padded()
         if WAIT or self.EXPERTS > 0:
             m, n = wait_for_kernel_before(m, n)
@@ -148,24 +155,27 @@ class Product:
             end = gl.load(self.table_ptr + n * 3 + 2)
             none = expert >= self.EXPERTS
             return (
-                m * ROWS, gl.where(none, 0, expert), first, gl.where(none, self.M, end), gl.where(none, 0, rounds)
+                m * ROWS, gl.where(none, 0, expert), first, gl.where(none, self.M, end), part, gl.where(none, 0, rounds)
             )  # fmt: skip
         else:
-            return m * ROWS, m * 0, n * BN, self.M, rounds
+            return m * ROWS, m * 0, n * BN, self.M, part, rounds
 
 
 @gluon.jit
 def bring_weights(p, stage, phase):
     ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
     WORDS: gl.constexpr = p.w_desc.block_type.shape[1]
-    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+    for tile in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
         # Where a kernel orders the activations, it has waited for who wrote the weights.
-        row, expert, _, _, rounds = p.position(tile, p.ORDER != "")
+        row, expert, _, _, part, rounds = p.position(tile, p.ORDER != "")
+        first = part * rounds
         for k in range(rounds):
             mbarrier.wait(p.w_free.index(stage), phase)
             bar = (p.w_here if p.ORDER == "w" else p.w_ready).index(stage)
             mbarrier.expect(bar, ROWS * WORDS * 4)
-            tma.async_copy_global_to_shared(p.w_desc, [expert * p.N + row, k * WORDS], bar, p.w_bufs.index(stage))
+            tma.async_copy_global_to_shared(
+                p.w_desc, [expert * p.N + row, (first + k) * WORDS], bar, p.w_bufs.index(stage)
+            )
             stage += 1
             if stage == p.W_STAGES:
                 stage = 0
@@ -184,14 +194,15 @@ def weights_producer(p):
 @gluon.jit
 def bring_activations(p, stage, phase):
     BN: gl.constexpr = p.x_desc.block_type.shape[0]
-    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        _, _, col, _, rounds = p.position(tile, True)
+    for tile in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
+        _, _, col, _, part, rounds = p.position(tile, True)
+        first = part * rounds * 2
         for k in range(rounds * (2 // p.X_UNITS)):
             mbarrier.wait(p.x_free.index(stage), phase)
             bar = (p.x_here if p.ORDER == "x" else p.x_ready).index(stage)
             mbarrier.expect(bar, p.X_UNITS * BN * UNIT * 2)
             for u in gl.static_range(p.X_UNITS):
-                at = (k * p.X_UNITS + u) * UNIT
+                at = (first + k * p.X_UNITS + u) * UNIT
                 tma.async_copy_global_to_shared(p.x_desc, [col, at], bar, p.x_bufs.index(stage * p.X_UNITS + u))
             stage += 1
             if stage == p.X_STAGES:
@@ -291,27 +302,30 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
     step: gl.constexpr = step_stream if STREAM else step_wide if p.X_UNITS == 1 else step_narrow
     FIRST: gl.constexpr = WHICH if p.SPLIT else 0
     S: gl.constexpr = p.STEP
-    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        row, expert, col, end, rounds = p.position(tile, p.ORDER != "")  # as the weights
+    for tile in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
+        row, expert, col, end, part, rounds = p.position(tile, p.ORDER != "")  # as the weights
+        first = part * rounds
+        last = first + rounds
+        base -= first
         rows = row + (0 if p.SPLIT else WHICH * 64)
         acc = gl.zeros([64, BN], gl.float32, mma)
         factor, bias = load_ending(p, rows, expert, ONCE, pairs_layout(BN))
         if rounds > 0:
             at = expert.to(gl.int64) * p.s_expert
-            s0 = scales(p, rows, at, FIRST, mma)
-            s1 = scales(p, rows, at, FIRST + S, mma)
-            s2 = scales(p, rows, at, FIRST + 2 * S, mma)
-            s3 = scales(p, rows, at, FIRST + 3 * S, mma)
-            words = take_words(p, WHICH, base + FIRST, True)
+            s0 = scales(p, rows, at, first + FIRST, mma)
+            s1 = scales(p, rows, at, first + FIRST + S, mma)
+            s2 = scales(p, rows, at, first + FIRST + 2 * S, mma)
+            s3 = scales(p, rows, at, first + FIRST + 3 * S, mma)
+            words = take_words(p, WHICH, base + first + FIRST, True)
             a = decode(p, words, 0, s0, ONCE, mma)
             ahead = words if p.X_UNITS == 1 else decode(p, words, 1, s0, ONCE, mma)
-            wait_for_x(p, (base + FIRST) * (2 // p.X_UNITS), True)
+            wait_for_x(p, (base + first + FIRST) * (2 // p.X_UNITS), True)
             if STREAM:
                 acc = warpgroup_mma_init(acc)
             if AGAIN:  # rare, and long enough: a short body
-                for k in range(FIRST, rounds, 2 * S):
-                    acc, a, ahead, _ = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds, ONCE)
-                    acc, a, ahead, _ = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds, ONCE)
+                for k in range(first + FIRST, last, 2 * S):
+                    acc, a, ahead, _ = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, first, last, ONCE)
+                    acc, a, ahead, _ = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, first, last, ONCE)
                     s0 = s2
                     s1 = s3
                     s2 = scales(p, rows, at, k + 4 * S, mma)
@@ -322,18 +336,22 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
                 # Every set of scales has its own place in the body: moving one that is still being loaded waits for it.
                 # The loop counts from zero, so that where eight buffers go around their numbers are constants.
                 for start in range(0, rounds, 4 * S):
-                    k = start + FIRST
-                    acc, a, ahead, s0 = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds, ONCE)
-                    acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds, ONCE)
-                    acc, a, ahead, s2 = step(p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, rounds, ONCE)
-                    acc, a, ahead, s3 = step(p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, rounds, ONCE)
+                    k = first + start + FIRST
+                    acc, a, ahead, s0 = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, first, last, ONCE)
+                    acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, first, last, ONCE)
+                    acc, a, ahead, s2 = step(
+                        p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, first, last, ONCE
+                    )
+                    acc, a, ahead, s3 = step(
+                        p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, first, last, ONCE
+                    )
                     if STREAM:  # the compiler does not follow products from one round to the next
                         acc = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[acc]))
             if STREAM:
                 acc = warpgroup_mma_wait(0, deps=[acc])
-                free_x(p, 2 * (base + rounds) - 1, not p.TMA_STORE)
+                free_x(p, 2 * (base + last) - 1, not p.TMA_STORE)
             if not p.SPLIT:
-                base += rounds
+                base += last
         if p.SPLIT and p.CONSUMERS > 1:
             if WHICH > 0:
                 p.red_bufs.index(WHICH - 1).store(acc)
@@ -346,7 +364,7 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
             if p.TMA_STORE:
                 store_by_tma(p, WHICH, results, rows, col, 2 * base - 2)
             else:
-                store(p, results, rows, col, end)
+                store(p, results, rows, part * p.M + col, part * p.M + end)
     return p.padded() if p.SPLIT else base
 
 
@@ -383,7 +401,7 @@ def start_barriers(p):
 @gluon.jit
 def weights_kernel(
     x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_expert, out_stride,
-    row_tiles, col_tiles, slices, fours, s_col, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr,
+    row_tiles, col_tiles, slices, fours, parts, s_col, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr,
     ROUND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, EXPERTS: gl.constexpr, SPLIT: gl.constexpr,
     ORDER: gl.constexpr, CONSUMERS: gl.constexpr, X_STAGES: gl.constexpr, X_UNITS: gl.constexpr, W_STAGES: gl.constexpr,
     GROUP: gl.constexpr, TMA_STORE: gl.constexpr,
@@ -405,8 +423,8 @@ def weights_kernel(
         barriers(W_STAGES),
         gl.to_tensor(N), gl.to_tensor(M), gl.to_tensor(s_row), gl.to_tensor(s_col), gl.to_tensor(s_expert),
         gl.to_tensor(out_stride), gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices),
-        gl.to_tensor(fours), KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS,
-        W_STAGES, GROUP, TMA_STORE,
+        gl.to_tensor(fours), gl.to_tensor(parts), KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER,
+        CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP, TMA_STORE,
     )  # fmt: skip
     start_barriers(p)
     if ORDER != "":

@@ -70,7 +70,7 @@ def order_words(p, WHICH: gl.constexpr, stage, phase):
     L: gl.constexpr = turn_words_layout(WORDS)
     BLOCKS: gl.constexpr = WORDS // 4
     TURN: gl.constexpr = TURN_NIBBLES_ASM if WORDS == 16 else TURN_PAIRS_ASM
-    for _ in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+    for _ in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
         for _ in range(0, p.padded(), 2):
             mbarrier.wait(p.w_here.index(stage), phase)
             for r in gl.static_range(0, ROWS, 32):

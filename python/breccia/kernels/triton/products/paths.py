@@ -140,7 +140,7 @@ PATHS = [
     Path(
         "the left side decodes into the order of the right one's codes, which decode on their way to wgmma",
         PAIR,
-        f"16-bit results of any × {_CODES}, FP8, INT8 or MXFP8, from 17 or 33 to some 256 rows",
+        f"16-bit results of any × {_CODES}, FP8, INT8 or MXFP8, in tiles whose activations a kernel orders ahead",
         running.takes_decoded_in_order,
         running.run_decoded_in_order,
         hopper=True,

@@ -274,7 +274,7 @@ def takes_decoded_in_order(p: Product) -> bool:
     fused = configs.weight_only(rows, n, k, w.element) == "fused" and w.zero_point is None
     if kind is None or not fused or not takes_weight(w.codes, k, kind) or x.codes.stride(-1) != 1:
         return False
-    return configs.weight_tile(rows, n, kind).order == "" and source_of(x) is not None
+    return configs.weight_tile(rows, n, k, kind).order == "" and source_of(x) is not None
 
 
 def run_decoded_in_order(p: Product) -> torch.Tensor:
@@ -283,7 +283,7 @@ def run_decoded_in_order(p: Product) -> torch.Tensor:
     x, weight = given(p.pair)
     w = Product(p.dtype, w=weight).source
     kind = given(kind_of(w.element, w.sfmt, w.block))
-    tile = configs.weight_tile(_rows_of(p), w.shape[0], kind)
+    tile = configs.weight_tile(_rows_of(p), *w.shape, kind)
     rows = given(source_of(x))
     return weights_matmul(rows, w.codes, w.scale, kind, w.element, w.block, p.dtype, w.global_scale, p.bias, tile=tile)
 

@@ -28,8 +28,8 @@ def look_at_scales(p, WHICH: gl.constexpr):
     ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
     L: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [1, 1], [1, 0])
     found = gl.zeros([8, 32], gl.int32, L)
-    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        row, _, _, _, _ = p.position(tile, False)
+    for tile in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
+        row, _, _, _, _, _ = p.position(tile, False)
         for start in range(0, p.slices, 32):
             if ROWS == 64:
                 for part in gl.static_range(WHICH * 8, ROWS, 16):

@@ -9,6 +9,7 @@ from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from breccia.kernels.triton.device.elements import form_of
+from breccia.kernels.triton.products.add_parts import add_parts
 from breccia.kernels.triton.products.configs import FOUR_BITS, WeightTile, weight_tile
 from breccia.kernels.triton.products.dense_matmul import sm_count
 from breccia.kernels.triton.products.hopper_weights import weights_kernel
@@ -74,9 +75,10 @@ def weights_matmul(
         return out
     sms = sm_count(w.device.index)
     experts = 0 if offsets is None else w.shape[0]
-    tile = weight_tile(m, n, kind, experts, sms) if tile is None else tile
+    tile = weight_tile(m, n, k, kind, experts, sms) if tile is None else tile
     words = 16 if kind in FOUR_BITS else 32
     row_tiles, col_tiles = triton.cdiv(n, tile.rows), triton.cdiv(m, tile.cols) + experts
+    programs = row_tiles * col_tiles * tile.parts
     table = torch.empty((col_tiles, 3), dtype=torch.int32, device=w.device) if experts else out
     if isinstance(x, Source):
         x, global_scale = _decoded_in_order(x, words, col_tiles, tile.cols, global_scale)
@@ -87,40 +89,42 @@ def weights_matmul(
     else:
         x = x if x.stride(1) == 1 else x.contiguous()
         x = _ordered(x, words, col_tiles, tile.cols, table, out if offsets is None else offsets, experts)
+    made, added = (out, bias) if tile.parts == 1 else (out.new_empty((tile.parts, m, n), dtype=torch.float32), None)
     scale, s_row, s_col, s_expert = scales_of(scale, kind, experts, tile.order == "w")
     packed = w.view(torch.int32)
     packed = packed.flatten(0, 1) if experts else packed
     x_desc = TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [tile.cols, 64], X_LAYOUT)
     # Tiles of 256 columns have results enough for it to pay, and keep two buffers of activations for them.
-    tma_store = tile.cols > 128 and out.dtype == x.dtype and n % 8 == 0
+    tma_store = tile.cols > 128 and out.dtype == x.dtype and n % 8 == 0 and tile.parts == 1
     out_desc = TensorDescriptor(out, [m, n], [n, 1], [tile.cols, 64], X_LAYOUT) if tma_store else x_desc
     launch(
         weights_kernel,
-        (row_tiles * col_tiles if tile.split else min(row_tiles * col_tiles, sms),),
+        (programs if tile.split else min(programs, sms),),
         x_desc,
         TensorDescriptor(packed, list(packed.shape), [packed.stride(0), 1], [tile.rows, words], W_LAYOUT[words]),
         out_desc,
         scale,
         scale if global_scale is None else global_scale,
-        scale if bias is None else bias,
-        out,
+        scale if added is None else added,
+        made,
         table,
         n,
         m,
         s_row,
         s_expert,
-        out.stride(0),
+        n,
         row_tiles,
         col_tiles,
         k // 128,
-        triton.cdiv(k // 128, 4 * (tile.consumers if tile.split else 1)),
+        tile.slices(k, tile.parts) // (4 * (tile.consumers if tile.split else 1)),
+        tile.parts,
         s_col,
         KIND=kind,
         FMT=element,
         SN=max(1, block[0]),
         ROUND=tile.rounds(kind, experts),
         GLOBAL=global_scale is not None,
-        BIAS=bias is not None,
+        BIAS=added is not None,
         EXPERTS=experts,
         SPLIT=tile.split,
         ORDER=tile.order,
@@ -134,6 +138,8 @@ def weights_matmul(
         maxnreg=168,
         launch_pdl=True,
     )
+    if tile.parts > 1:
+        add_parts(made, bias, out)
     return out
 
 

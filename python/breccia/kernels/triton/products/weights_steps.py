@@ -47,7 +47,8 @@ def free_x(p, at, pred):
 
 @gluon.jit
 def step_wide(
-    p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, last, ONCE: gl.constexpr
+    p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, first, last,
+    ONCE: gl.constexpr,
 ):  # fmt: skip
     """Slice k, of which the first unit `a0` is decoded and its activations are here: each unit multiplies while the
     next one decodes. Returns the sum, the next slice's first unit and words, and in the place of `now` the scales of
@@ -89,7 +90,8 @@ def wait_for_all_but_last():
 
 @gluon.jit
 def step_stream(
-    p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, last, ONCE: gl.constexpr
+    p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, first, last,
+    ONCE: gl.constexpr,
 ):  # fmt: skip
     """The same for wide tiles, without a pause of the tensor cores between units: a unit decodes behind the wait for
     the last but one, and before the products that need it, so that the compiler cannot take it out of their shadow."""
@@ -99,7 +101,7 @@ def step_stream(
     more = k + p.STEP < last
     acc = warpgroup_mma(a0, p.x_bufs.index(at % p.X_STAGES).permute((1, 0)), acc, is_async=True)
     wait_for_all_but_last()  # their registers are those of a1
-    free_x(p, at - 2 * p.STEP + 1, k >= p.STEP)
+    free_x(p, at - 2 * p.STEP + 1, k >= first + p.STEP)
     a1 = decode(p, words, 1, now, ONCE, mma)
     wait_for_x(p, at + 1, True)
     acc = warpgroup_mma(a1, p.x_bufs.index((at + 1) % p.X_STAGES).permute((1, 0)), acc, is_async=True)
@@ -115,7 +117,8 @@ def step_stream(
 
 @gluon.jit
 def step_narrow(
-    p, WHICH: gl.constexpr, acc, a0, a1, now, after, k, base, rows, s_at, last, ONCE: gl.constexpr
+    p, WHICH: gl.constexpr, acc, a0, a1, now, after, k, base, rows, s_at, first, last,
+    ONCE: gl.constexpr,
 ):  # fmt: skip
     """The same where registers are plenty: slice k multiplies while the next one decodes."""
     BN: gl.constexpr = acc.type.shape[1]
