@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from breccia.bridges import compressed_tensors, modelopt
 from breccia.bridges import parts as _parts
-from breccia.bridges.readers import fused_layer
+from breccia.bridges.written import fused_layer
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, verify
 from breccia.checkpoint.judging.verify import values
 from checkpoints import deepseek_v3, minilm, modelopt_nvfp4, weight, write_shards

@@ -4,7 +4,7 @@
 from typing import Any
 
 import breccia
-import breccia.bridges.common
+import breccia.bridges.scales
 import breccia.comparison
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def change_of(scaled: Any, size: float, seed: int = 1) -> tuple[Any, Any]:
 def nearest(values: Any, old: Any) -> Any:
     if old.global_scale is None:
         return breccia.cast(values, old.recipe)
-    amax = breccia.bridges.common.global_scale(old, "multiplier").reshape(-1)[0] * np.float32(448 * 6)
+    amax = breccia.bridges.scales.global_scale(old, "multiplier").reshape(-1)[0] * np.float32(448 * 6)
     return breccia.cast(values, old.recipe, amax=amax)._with(global_scale=old.global_scale)
 
 

@@ -12,6 +12,7 @@ from breccia.bridges.contract import Bridge as Bridge
 from breccia.bridges.contract import FileFormat as FileFormat
 from breccia.bridges.contract import Kind as Kind
 from breccia.bridges.contract import Place as Place
+from breccia.bridges.contract import Readers as Readers
 from breccia.bridges.contract import Sample as Sample
 from breccia.bridges.deepseek import *
 from breccia.bridges.dlpack import *
@@ -33,7 +34,6 @@ from breccia.bridges.parts import Found as Found
 from breccia.bridges.parts import Part as Part
 from breccia.bridges.quark import *
 from breccia.bridges.qwix import *
-from breccia.bridges.readers import Readers as Readers
 from breccia.bridges.torchao import *
 from breccia.bridges.transformer_engine import *
 from breccia.bridges.written import InputScale as InputScale

@@ -11,11 +11,12 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges.checks import check_axes, flag, float_name, shown
-from breccia.bridges.common import Array, as_numpy, check_matrix, get_matrix, made, row_blocks, scale_name
+from breccia.bridges.common import Array, as_numpy, check_matrix, get_matrix
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.integers import integer_zero_point, offset_bits, turned
 from breccia.bridges.packing import pack_nibbles, packed_codes, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
+from breccia.bridges.scales import made, row_blocks, scale_name
 from breccia.bridges.written import Dialect, Written
 from breccia.recipes import INT4Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -123,8 +124,6 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
-    if not name.endswith(".qweight"):
-        return None
     prefix = name.removesuffix("qweight")
     qweight, qzeros, scales = entries[name], entries.get(prefix + "qzeros"), entries.get(prefix + "scales")
     if qzeros is None or scales is None:

@@ -20,7 +20,6 @@ from breccia.bridges.file_kinds import SAFETENSORS, Container
 from breccia.bridges.fp8 import of_a_vendor
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
-from breccia.bridges.readers import Readers
 from breccia.bridges.written import PLACES, Dialect, InputScale, Written
 from breccia.recipes import ScalingRecipe, has_exponents
 from breccia.scaled_tensor import ScaledTensor
@@ -89,6 +88,48 @@ class Sample:
     name: str = "layers.0.mlp.up_proj.weight"
     shape: tuple[int, ...] = (256, 384)
     model: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Readers:
+    """What the programs that load a format know, beside matrices of linear layers.
+
+    Attributes:
+        fused_experts: all experts of a layer in one tensor.
+        turned_experts: (config.json) → whether they load all experts of a layer in one tensor with inputs before
+            outputs, where the model's files have them so.
+        single_experts: experts in tensors of their own.
+        experts_together: whether they want all experts of a layer in one tensor.
+        gates_apart: whether they want the gates of gpt-oss' experts apart from the others, which its makers keep in
+            turn.
+        embeddings: quantized embeddings.
+        turned_weights: matrices with inputs before outputs, which are written transposed.
+        bfloat16_scales: whether they round float scales to bfloat16.
+        shared_global_scale: whether they keep one global scale for all parts of a layer that they fuse.
+        pre_scales: factors of a layer's inputs (``pre_quant_scale``); other formats get them in the weights.
+        static_inputs: what the programs of most users do with static scales of inputs, in words; "" where they
+            quantize by them.
+        one_level: why NVFP4 is written in one level, for a note; "" where they know the second scale.
+        misread_experts: what a program of many users does wrong with experts in tensors of their own, by the recipe's
+            name.
+        misread: what a program of many users does wrong with a tensor, a sentence for the report; called with its
+            logical shape and the recipe that it is written in; "" where all read it right.
+    """
+
+    fused_experts: bool = False
+    turned_experts: Callable[[Mapping[str, object]], bool] = lambda model: False
+    single_experts: bool = True
+    experts_together: bool = False
+    gates_apart: bool = False
+    embeddings: bool = False
+    turned_weights: bool = False
+    bfloat16_scales: bool = False
+    shared_global_scale: bool = False
+    pre_scales: bool = False
+    static_inputs: str = ""
+    one_level: str = ""
+    misread_experts: Mapping[str, str] = field(default_factory=dict)
+    misread: Callable[[tuple[int, ...], ScalingRecipe], str] = lambda shape, recipe: ""
 
 
 def stored_name(name: str, role: str) -> str:

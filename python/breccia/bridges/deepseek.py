@@ -17,12 +17,12 @@ import numpy as np
 
 from breccia import recipes
 from breccia.bridges.checks import numbers
-from breccia.bridges.common import Array, check_parts, check_upright, codes, get, made, row_blocks
-from breccia.bridges.contract import FileFormat, Place, Sample
+from breccia.bridges.common import Array, check_parts, check_upright, codes, get
+from breccia.bridges.contract import FileFormat, Place, Readers, Sample
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of
 from breccia.bridges.packing import code_part, packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
-from breccia.bridges.readers import Readers
+from breccia.bridges.scales import made, row_blocks
 from breccia.bridges.written import FP8_INPUTS, Dialect, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN, PerTensor
 from breccia.recipes import ScalingRecipe

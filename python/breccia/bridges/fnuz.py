@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, check_upright, codes, float32, made
+from breccia.bridges.common import Array, as_numpy, check_upright, codes, float32
 from breccia.bridges.fp8 import fp8_recipe
+from breccia.bridges.scales import STORED_SCALES, made
 from breccia.formats import decode
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe

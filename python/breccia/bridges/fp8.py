@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 
-from breccia.bridges.common import SCALE_NAMES, STORED_SCALES, Array, as_numpy, codes, group_size_of, row_blocks
+from breccia.bridges.common import Array, as_numpy, codes
 from breccia.bridges.parts import Part, part
+from breccia.bridges.scales import SCALE_NAMES, STORED_SCALES, group_size_of, row_blocks
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.bridges.common import Array, codes, get, made
-from breccia.bridges.contract import FileFormat, Sample
+from breccia.bridges.common import Array, codes, get
+from breccia.bridges.contract import FileFormat, Readers, Sample
 from breccia.bridges.packing import packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
-from breccia.bridges.readers import Readers
+from breccia.bridges.scales import made
 from breccia.bridges.written import Dialect, Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
@@ -92,8 +92,6 @@ def takes(name: str, shape: tuple[int, ...]) -> bool:
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
-    if not name.endswith("_blocks"):
-        return None
     base = name.removesuffix("_blocks")
     blocks, scales = entries[name], entries.get(base + "_scales")
     if scales is None or blocks.dtype != "U8" or blocks.shape[-1:] != (16,) or blocks.shape[:-1] != scales.shape:

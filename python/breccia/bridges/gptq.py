@@ -14,22 +14,14 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges.checks import check_axes, flag, float_name, shown
-from breccia.bridges.common import Array, as_numpy, check_matrix, codes, get_matrix, made, row_blocks, scale_name
+from breccia.bridges.common import Array, as_numpy, check_matrix, codes, get_matrix
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.integers import int4, integer_zero_point, offset_bits, order_of_columns, turned
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import (
-    from_words,
-    pack_nibbles,
-    packed_codes,
-    unpack_bits,
-    unpack_nibbles,
-    word_matrix,
-    words,
-)
+from breccia.bridges.packing import from_words, pack_nibbles, packed_codes, unpack_bits, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
-from breccia.bridges.readers import fused_layers
-from breccia.bridges.written import Dialect, Written
+from breccia.bridges.scales import made, row_blocks, scale_name
+from breccia.bridges.written import Dialect, Written, fused_layers
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import integers
@@ -109,7 +101,7 @@ def from_gptq(
 
 def _stored_zeros(qzeros: Array, bits: int, rows: int) -> Array:
     """Zero points as they are stored, (K / g, N)."""
-    packed = words(qzeros, "qzeros")
+    packed = word_matrix(qzeros, "qzeros").view(np.uint8)
     return unpack_nibbles(packed, rows) if bits == 4 else packed if bits == 8 else unpack_bits(packed, bits)
 
 
@@ -235,8 +227,6 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
-    if not name.endswith(".qweight"):
-        return None
     prefix = name.removesuffix("qweight")
     qzeros, scales = entries.get(prefix + "qzeros"), entries.get(prefix + "scales")
     qweight = entries[name]

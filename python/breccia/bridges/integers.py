@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.checks import StoredTypeError
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, group_size_of, made, row_blocks, scale_name
+from breccia.bridges.common import Array, as_numpy
 from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Part
+from breccia.bridges.scales import STORED_SCALES, group_size_of, made, row_blocks, scale_name
 from breccia.recipes import INT4Scaling
 from breccia.scaled_tensor import ScaledTensor
 

@@ -16,26 +16,13 @@ import numpy as np
 
 from breccia import recipes
 from breccia.bridges.checks import check_axes, float_name
-from breccia.bridges.common import (
-    STORED_SCALES,
-    Array,
-    amax_of_scale,
-    as_numpy,
-    codes,
-    float32,
-    get,
-    global_scale,
-    made,
-    of_blocks,
-    row_blocks,
-    scale_name,
-)
-from breccia.bridges.contract import LIKELY, NAMED, FileFormat
+from breccia.bridges.common import Array, as_numpy, codes, float32, get
+from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Readers
 from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import from_words, pack_nibbles, packed_codes, scale_part, unpack_bits, words
-from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outside
-from breccia.bridges.readers import Readers
+from breccia.bridges.packing import float_part, from_words, pack_nibbles, packed_codes, scale_part, unpack_bits, words
+from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
+from breccia.bridges.scales import amax_of_scale, global_scale, made, of_blocks, row_blocks, scale_name
 from breccia.bridges.written import Dialect, Written
 from breccia.formats import finfo
 from breccia.layouts import PerBlockMN
@@ -169,7 +156,7 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
         return {
             "weight": Part("U32", _words_shape(inner), lambda: from_words(_unsigned(inner), "<u4")),
             "scales": scale_part(inner),
-            "biases": part(bias, STORED_SCALES[bias.dtype.name]),
+            "biases": float_part(bias),
         }
     recipe = scaled.recipe
     if isinstance(recipe, recipes.INT4Scaling) or (isinstance(recipe, recipes.INT8Scaling) and carries(recipe)):
@@ -273,8 +260,6 @@ def why_not(name: str) -> str:
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
-    if not name.endswith(".scales"):
-        return None
     prefix = name.removesuffix("scales")
     weight, scales, biases = entries.get(prefix + "weight"), entries[name], entries.get(prefix + "biases")
     if weight is None or weight.dtype != "U32" or len(weight.shape) < 2:

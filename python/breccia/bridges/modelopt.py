@@ -17,24 +17,12 @@ import numpy as np
 
 from breccia import recipes
 from breccia.bridges.checks import FLOATS, check_axes, float_name
-from breccia.bridges.common import (
-    Array,
-    as_numpy,
-    codes,
-    get,
-    global_scale,
-    group_size_of,
-    made,
-    of_blocks,
-    row_blocks,
-    scale_name,
-    turned_shape,
-)
-from breccia.bridges.contract import FileFormat, Place, stored_name
+from breccia.bridges.common import Array, as_numpy, codes, get, turned_shape
+from breccia.bridges.contract import FileFormat, Place, Readers, stored_name
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, is_of_tensor
 from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part, unpack_nibbles
 from breccia.bridges.parts import Found, Part, low_rank_of, materialize, part, rows_only
-from breccia.bridges.readers import Readers
+from breccia.bridges.scales import global_scale, group_size_of, made, of_blocks, row_blocks, scale_name
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, Dialect, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import ScalingRecipe
@@ -231,8 +219,6 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
-    if not name.endswith("weight_scale"):
-        return None
     prefix = name.removesuffix("weight_scale")
     weight, scale = entries.get(prefix + "weight"), entries[name]
     turned = False

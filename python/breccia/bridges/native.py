@@ -21,12 +21,12 @@ import numpy as np
 
 from breccia import frameworks, layouts, recipes
 from breccia.bridges.checks import FLOATS, StoredTypeError, shown
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, check_upright, codes, made
-from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.common import Array, as_numpy, check_upright, codes
+from breccia.bridges.contract import FileFormat, Place, Readers
 from breccia.bridges.fp8 import FP8_STORED
 from breccia.bridges.packing import packed_codes
 from breccia.bridges.parts import Found, Part, part
-from breccia.bridges.readers import Readers
+from breccia.bridges.scales import STORED_SCALES, made
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, Dialect, InputScale, Written, said_of_inputs
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import little_endian, numpy_dtype, stored_name

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breccia.bridges.checks import StoredTypeError
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes
+from breccia.bridges.common import Array, as_numpy, codes
 from breccia.bridges.fp8 import fp8_stored
 from breccia.bridges.parts import Part, part
+from breccia.bridges.scales import STORED_SCALES
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value import sixes
 
@@ -61,12 +62,17 @@ def code_part(scaled: ScaledTensor) -> Part:
     return part(codes(scaled.data, "data"), "I8" if scaled.recipe.element == "int8" else fp8_stored(scaled.recipe))
 
 
+def float_part(array: Array) -> Part:
+    """Scales of 16 or 32 bits as they are."""
+    return part(array, STORED_SCALES[array.dtype.name])
+
+
 def scale_part(scaled: ScaledTensor, byte: str = "U8") -> Part:
     """The scales as they are; ``byte`` is the header's dtype of those that take one."""
     scale = as_numpy(scaled.scale, "scale")
     if scale.dtype.itemsize == 1:
         return Part(byte, tuple(scale.shape), lambda: codes(scale, "scale"))
-    return part(scale, STORED_SCALES[scale.dtype.name])
+    return float_part(scale)
 
 
 def packed_sixes(scaled: ScaledTensor) -> Part:

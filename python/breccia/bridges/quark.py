@@ -14,24 +14,13 @@ import numpy as np
 
 from breccia import recipes
 from breccia.bridges.checks import FLOATS, check_axes, float_name, mapping, number, shown
-from breccia.bridges.common import (
-    Array,
-    as_numpy,
-    check_matrix,
-    codes,
-    get,
-    get_matrix,
-    made,
-    of_blocks,
-    one_number,
-    row_blocks,
-    scale_name,
-)
+from breccia.bridges.common import Array, as_numpy, check_matrix, codes, get, get_matrix
 from breccia.bridges.contract import NAMED, NO, FileFormat
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, is_of_tensor
 from breccia.bridges.integers import int4, integer_zero_point, offset_codes, turned
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles, word_matrix
 from breccia.bridges.parts import Found, Part, materialize, rows_only
+from breccia.bridges.scales import made, of_blocks, one_number, row_blocks, scale_name
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, Dialect, InputScale, Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import ScalingRecipe

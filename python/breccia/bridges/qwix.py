@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from breccia import recipes
-from breccia.bridges.common import Array, as_numpy, check_upright, codes, float32, made, scale_name
+from breccia.bridges.common import Array, as_numpy, check_upright, codes, float32
 from breccia.bridges.contract import FileFormat
+from breccia.bridges.scales import made, scale_name
 from breccia.formats import decode, encode, unpack
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.peers import require

@@ -14,22 +14,10 @@ from typing import Any
 import numpy as np
 
 from breccia import recipes
-from breccia.bridges.common import (
-    Array,
-    amax_of_scale,
-    as_numpy,
-    check_upright,
-    codes,
-    float32,
-    global_scale,
-    in_torch,
-    row_blocks,
-    swizzle,
-    to_torch,
-    unswizzle,
-)
+from breccia.bridges.common import Array, as_numpy, check_upright, codes, float32, swizzle, to_torch, unswizzle
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.packing import packed_codes
+from breccia.bridges.scales import amax_of_scale, global_scale, in_torch, row_blocks
 from breccia.layouts import PerBlockMN, PerTensor
 from breccia.peers import require
 from breccia.recipes import ScalingRecipe

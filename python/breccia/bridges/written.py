@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -218,3 +219,32 @@ def said_of_inputs(modules: Iterable[str], inputs: Mapping[str, Activations]) ->
     if apart:
         said["module_inputs"] = {m: None if one is None else dataclasses.asdict(one) for m, one in apart.items()}
     return said
+
+
+# The layers that vLLM and SGLang make of several, and of which.
+_FUSED = (
+    ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    ("qkv_proj", ("query", "key", "value")),
+    ("gate_up_proj", ("gate_proj", "up_proj")),
+    ("gate_up_proj", ("w1", "w3")),
+    ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
+    ("in_proj_qkvz", ("in_proj_qkv", "in_proj_z")),
+    ("in_proj_ba", ("in_proj_b", "in_proj_a")),
+)
+_WHOLES = {part: whole for whole, parts in _FUSED for part in parts}
+_PART = re.compile(rf"(.*\.)?({'|'.join(_WHOLES)})\.weight")
+
+
+def fused_layer(weight: str) -> str | None:
+    """The layer that servers make of that of a weight and others; None where they leave it by itself."""
+    match = _PART.fullmatch(weight)
+    return None if match is None else (match[1] or "") + _WHOLES[match[2]]
+
+
+def fused_layers(layers: Collection[str]) -> list[str]:
+    """The names of layers that servers make of some of these alone."""
+    there, wholes = set(layers), []
+    for whole, parts in _FUSED:
+        prefixes = (layer.removesuffix(parts[0]) for layer in layers if f".{layer}".endswith(f".{parts[0]}"))
+        wholes += [prefix + whole for prefix in prefixes if all(prefix + part in there for part in parts)]
+    return wholes

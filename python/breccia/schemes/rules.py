@@ -207,6 +207,22 @@ class StoredScale:
     dtype: str
     shape: tuple[int, ...]
 
+    @staticmethod
+    def from_dict(said: Mapping[str, Any]) -> StoredScale:
+        """A scale of its fields, as files have them.
+
+        Args:
+            said: the fields, with lists for tuples.
+
+        Returns:
+            The scale.
+
+        Raises:
+            KeyError, TypeError: one is missing, or of another type.
+        """
+        numbers = tuple(map(float, said["multiplier"]))
+        return StoredScale(**{**said, "multiplier": numbers, "shape": tuple(said["shape"])})
+
 
 def inputs_said(said: Any) -> Activations | None:
     """The inputs that JSON has as the fields of `Activations`; None for null."""

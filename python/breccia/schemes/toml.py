@@ -192,12 +192,7 @@ def parts_of_toml(text: str) -> _Parts:
         if not isinstance(value, list):
             raise ValueError(f"a scheme must have tables [[{key}]], got {str(value)[:80]}")
     try:
-        scales = tuple(
-            StoredScale(
-                **{**one, "multiplier": tuple(map(float, one["multiplier"])), "shape": tuple(one["shape"])},
-            )
-            for one in tables["scale"]
-        )
+        scales = tuple(map(StoredScale.from_dict, tables["scale"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"[[scale]] must have the fields of StoredScale: {error}") from None
     rules = tuple(rule_of(one, number) for number, one in enumerate(tables["rule"], 1))

@@ -78,9 +78,9 @@ class ModelScheme:
         """
         return {
             "version": _VERSION,
-            "rules": [_rule_to(rule) for rule in self.rules],
+            "rules": _to(self.rules),
             "kv_cache": _to(self.kv_cache),
-            "scales": [_to(scale) for scale in self.scales],
+            "scales": _to(self.scales),
             "source": self.source,
             "raw": json.loads(self.raw),
         }
@@ -101,14 +101,10 @@ class ModelScheme:
         if not isinstance(said, Mapping) or said.get("version") != _VERSION:
             raise ValueError(f"a scheme must be an object of version {_VERSION}, got {str(said)[:80]}")
         try:
-            scales = [
-                StoredScale(**{**one, "multiplier": tuple(one["multiplier"]), "shape": tuple(one["shape"])})
-                for one in said["scales"]
-            ]
             return ModelScheme(
                 tuple(_rule_of(rule) for rule in said["rules"]),
                 _of(KVCache, said["kv_cache"]),
-                tuple(scales),
+                tuple(map(StoredScale.from_dict, said["scales"])),
                 said["source"],
                 json.dumps(said["raw"]),
             )
@@ -151,20 +147,15 @@ def _to(value: Any) -> Any:
         return "unsaid"
     if isinstance(value, ScalingRecipe):
         return value.to_dict()
-    if isinstance(value, (Activations, KVCache, StoredScale, Match)):
+    if isinstance(value, (Activations, KVCache, StoredScale, Match, Rule)):
         return {one.name: _to(getattr(value, one.name)) for one in fields(value)}
-    return list(value) if isinstance(value, tuple) else value
+    return [_to(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _of(kind: type[Any], said: Any) -> Any:
     if said == "unsaid":
         return UNSAID
     return None if said is None else kind(**said)
-
-
-def _rule_to(rule: Rule) -> dict[str, Any]:
-    return {one.name: [_to(m) for m in rule.match] if one.name == "match" else _to(getattr(rule, one.name))
-            for one in fields(rule)}  # fmt: skip
 
 
 def _weights_of(said: Any) -> ScalingRecipe | str | Unsaid | None:

@@ -139,7 +139,8 @@ def _mxfp4(kernel: Any, layer: Any) -> Any:
 
 
 def _mxfp6(kernel: Any, layer: Any) -> Any:
-    from breccia.bridges.common import codes, of_blocks
+    from breccia.bridges.common import codes
+    from breccia.bridges.scales import of_blocks
     from breccia.recipes import MXFP6BlockScaling
     from breccia.value import sixes
 
@@ -170,7 +171,8 @@ def _fp8(kernel: Any, layer: Any) -> Any:
 
 
 def _fp8_blocks(kernel: Any, layer: Any) -> Any:
-    from breccia.bridges.common import as_numpy, codes, made
+    from breccia.bridges.common import as_numpy, codes
+    from breccia.bridges.scales import made
     from breccia.layouts import PerBlockMN
     from breccia.recipes import Float8BlockScaling
 

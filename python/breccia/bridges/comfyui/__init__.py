@@ -17,23 +17,12 @@ import numpy as np
 
 from breccia import recipes
 from breccia.bridges.comfyui.unmarked import decided, in_tiles, may_be_tiles
-from breccia.bridges.common import (
-    Array,
-    as_numpy,
-    codes,
-    float32,
-    get,
-    global_scale,
-    made,
-    of_blocks,
-    one_number,
-    swizzle,
-    unswizzle,
-)
+from breccia.bridges.common import Array, as_numpy, codes, float32, get, swizzle, unswizzle
 from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES
 from breccia.bridges.packing import code_part, packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.scales import global_scale, made, of_blocks, one_number
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, Dialect, InputScale, Written, said_of_inputs
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import ScalingRecipe

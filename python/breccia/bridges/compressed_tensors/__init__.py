@@ -14,26 +14,17 @@ from typing import Any
 import numpy as np
 
 from breccia import recipes
-from breccia.bridges.common import Array, as_numpy, codes, get, global_scale, made, of_blocks, one_number
+from breccia.bridges.common import Array, as_numpy, codes, get
 from breccia.bridges.compressed_tensors import headers as _headers
-from breccia.bridges.compressed_tensors.integers import (
-    NAME,
-    checked_zero_point,
-    int4_in_bytes,
-    int8,
-    pack_int4,
-    pack_int8,
-    packed_integers,
-    store_int4,
-    store_int8,
-)
-from breccia.bridges.contract import FileFormat
+from breccia.bridges.compressed_tensors import integers
+from breccia.bridges.compressed_tensors.integers import NAME
+from breccia.bridges.contract import FileFormat, Readers
 from breccia.bridges.fnuz import fnuz_values
 from breccia.bridges.fp8 import fp8_format_of, fp8_parts, fp8_recipe
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import code_part, scale_part
 from breccia.bridges.parts import Found, Part, materialize, rows_only
-from breccia.bridges.readers import Readers
+from breccia.bridges.scales import global_scale, made, of_blocks, one_number
 from breccia.bridges.written import Dialect
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -95,11 +86,11 @@ def from_compressed_tensors(
     if kind == "mxfp8":
         return of_blocks(weight, scale, recipes.MXFP8BlockScaling(fp8_format=fp8_format))
     if kind in ("int2", "int3", "int4", "int8-packed"):
-        return packed_integers(parts, weight, scale, int(kind[3]), symmetric)
+        return integers.packed_integers(parts, weight, scale, int(kind[3]), symmetric)
     if kind in ("int8", "int4-bytes"):
         zero = get(parts, "weight_zero_point", NAME) if "weight_zero_point" in parts else None
-        zero = None if zero is None else checked_zero_point(zero, 0, symmetric)
-        return (int8 if kind == "int8" else int4_in_bytes)(codes(weight, "weight"), scale, zero)
+        zero = None if zero is None else integers.checked_zero_point(zero, 0, symmetric)
+        return (integers.int8 if kind == "int8" else integers.int4_in_bytes)(codes(weight, "weight"), scale, zero)
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
     return made(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
 
@@ -151,9 +142,9 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
         case recipes.MXFP8BlockScaling():
             return {"weight": code_part(scaled), "weight_scale": scale_part(scaled)}
         case recipes.INT4Scaling() if carries(recipe):
-            return (pack_int4 if packed else store_int4)(scaled, as_numpy(scaled.scale, "scale"))
+            return (integers.pack_int4 if packed else integers.store_int4)(scaled, as_numpy(scaled.scale, "scale"))
         case recipes.INT8Scaling():
-            return (pack_int8 if packed else store_int8)(scaled, as_numpy(scaled.scale, "scale"))
+            return (integers.pack_int8 if packed else integers.store_int8)(scaled, as_numpy(scaled.scale, "scale"))
         case recipes.DelayedScaling() | recipes.Float8CurrentScaling() | recipes.Float8BlockScaling():
             if as_numpy(scaled.scale, "scale").dtype.itemsize > 1:
                 return fp8_parts(scaled, (1,))

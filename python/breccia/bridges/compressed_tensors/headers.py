@@ -13,16 +13,8 @@ from typing import Any, TypeAlias
 
 from breccia import recipes
 from breccia.bridges.checks import FLOATS, check_axes, shown
-from breccia.bridges.compressed_tensors.integers import (
-    NAME,
-    bits_of,
-    checked_zero_point,
-    given_order,
-    integer_recipe,
-    spread,
-    stored_shape,
-    zero_point_of,
-)
+from breccia.bridges.compressed_tensors import integers
+from breccia.bridges.compressed_tensors.integers import NAME
 from breccia.bridges.fnuz import FNUZ_DTYPES
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_recipe
 from breccia.bridges.integers import order_of_columns
@@ -53,8 +45,6 @@ class Details:
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
-    if not name.endswith("weight_scale"):
-        return None
     prefix = name.removesuffix("weight_scale")
     scale = entries[name]
     packed = entries.get(prefix + "weight_packed")
@@ -189,7 +179,7 @@ def _find_packed(
         # weight_shape is data; where headers and config.json leave 4 or 8 bits open, groups decide.
         bits = said_bits or (4 if groups == 1 or (columns % groups == 0 and columns // groups >= 16) else 8)
         shape = (*stored[:-1], stored[-1] * 32 // bits)
-        recipe, layout = integer_recipe(bits, shape, scale.shape, dtype, symmetric)
+        recipe, layout = integers.integer_recipe(bits, shape, scale.shape, dtype, symmetric)
         return "int8-packed" if bits == 8 else f"int{bits}", shape, recipe, layout, dtype
     return None
 
@@ -204,7 +194,9 @@ def _find_plain(parts: dict[str, str], weight: Any, scale: Any, bits: int) -> _K
         return None
     dtype = FLOATS[scale.dtype]
     if weight.dtype == "I8":
-        recipe, layout = integer_recipe(bits, weight.shape, scale.shape, dtype, "weight_zero_point" not in parts)
+        recipe, layout = integers.integer_recipe(
+            bits, weight.shape, scale.shape, dtype, "weight_zero_point" not in parts
+        )
         return "int8" if bits == 8 else "int4-bytes", weight.shape, recipe, layout, dtype
     if weight.dtype in FNUZ_DTYPES:
         fp8_recipe(FNUZ_DTYPES[weight.dtype], weight.shape, scale.shape, dtype)  # raises what is wrong with the scale
@@ -228,23 +220,23 @@ def refine(found: Found, array: Any) -> Found:
     small = {role: array(found.parts[role]) for role in roles if role in found.parts}
     said = found.record(Details).symmetric
     if found.kind in ("int8", "int4-bytes") and said:
-        checked_zero_point(small["weight_zero_point"], 0, symmetric=True)
+        integers.checked_zero_point(small["weight_zero_point"], 0, symmetric=True)
         scales, bits = small["weight_scale"].shape, 8 if found.kind == "int8" else 4
-        recipe, layout = integer_recipe(bits, found.shape, scales, found.scale_dtype, symmetric=True)
+        recipe, layout = integers.integer_recipe(bits, found.shape, scales, found.scale_dtype, symmetric=True)
         return replace(found, recipe=recipe, layout=layout)
     if found.kind not in ("int2", "int3", "int4", "int8-packed"):
         return found
     stored, bits, shape = array(found.parts["weight_packed"]).shape, int(found.kind[3]), found.shape
     if "weight_shape" in small:
-        shape = stored_shape(small["weight_shape"])
+        shape = integers.stored_shape(small["weight_shape"])
         if len(shape) < 2 or min(shape) <= 0:
             raise ValueError(f"weight_shape must be a matrix's, got {shape}")
-        bits = bits_of(shape, stored, bits)
+        bits = integers.bits_of(shape, stored, bits)
     scales = small["weight_scale"].shape
-    zero = zero_point_of(small, shape, bits, scales, said)
-    recipe, layout = integer_recipe(bits, shape, scales, found.scale_dtype, zero is None)
-    groups = spread(small["weight_scale"], shape).shape[-1]
-    order, _ = order_of_columns(given_order(small), shape[-1], groups, "weight_g_idx")
+    zero = integers.zero_point_of(small, shape, bits, scales, said)
+    recipe, layout = integers.integer_recipe(bits, shape, scales, found.scale_dtype, zero is None)
+    groups = integers.spread(small["weight_scale"], shape).shape[-1]
+    order, _ = order_of_columns(integers.given_order(small), shape[-1], groups, "weight_g_idx")
     kind = "int8-packed" if bits == 8 else f"int{bits}"
     return replace(found, kind=kind, shape=shape, recipe=recipe if order is None else None, layout=layout)
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import (
-    STORED_SCALES,
-    Array,
-    as_numpy,
-    codes,
-    get,
-    group_size_of,
-    made,
-    row_blocks,
-    scale_name,
-)
+from breccia.bridges.common import Array, as_numpy, codes, get
 from breccia.bridges.integers import int4, int4_from_offset, integer_zero_point, offset_codes, order_of_columns
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.packing import code_part, from_words, pack_nibbles, scale_part, unpack_bits, unpack_nibbles, words
+from breccia.bridges.packing import (
+    code_part,
+    float_part,
+    from_words,
+    pack_nibbles,
+    scale_part,
+    unpack_bits,
+    unpack_nibbles,
+    words,
+)
 from breccia.bridges.parts import Part, part
+from breccia.bridges.scales import group_size_of, made, row_blocks, scale_name
 from breccia.layouts import Layout, PerChannel, PerTensor
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -232,7 +232,7 @@ def _in_words(
     shape = scaled.shape
     result = {
         "weight_packed": Part("I32", (*shape[:-1], -(-shape[-1] // each)), lambda: from_words(data())),
-        "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
+        "weight_scale": float_part(scale),
         "weight_shape": part(np.array(shape, np.int64), "I64"),
     }
     if scaled.zero_point is not None:
@@ -247,7 +247,7 @@ def store_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
         scale = scale.reshape(1)
     result = {
         "weight": code_part(scaled),
-        "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
+        "weight_scale": float_part(scale),
     }
     if scaled.zero_point is not None:
         result["weight_zero_point"] = part(codes(scaled.zero_point, "zero_point").reshape(scale.shape), "I8")

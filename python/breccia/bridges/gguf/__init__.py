@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from breccia import verbs
-from breccia.bridges.common import Array, as_numpy, codes, float32, get, made, of_blocks
-from breccia.bridges.common import global_scale as one_global_scale
-from breccia.bridges.contract import FileFormat, Kind, Place, stored_name
+from breccia.bridges.common import Array, as_numpy, codes, float32, get
+from breccia.bridges.contract import FileFormat, Kind, Place, Readers, stored_name
 from breccia.bridges.gguf.blocks import MAKE, TYPES, blocks_of, flat, half, q4_1, split_to_pairs
 from breccia.bridges.gguf.file_kind import GGUF
 from breccia.bridges.gguf.mixes import MIXES, fitting, type_in_mix
@@ -27,7 +26,8 @@ from breccia.bridges.gguf.quantize import QUANTIZE
 from breccia.bridges.gguf.values import SCALES, VALUES
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
-from breccia.bridges.readers import Readers
+from breccia.bridges.scales import global_scale as one_global_scale
+from breccia.bridges.scales import made, of_blocks
 from breccia.bridges.written import NVFP4_INPUTS, InputScale
 from breccia.calibration.error_feedback import gptq, gptq_encoded
 from breccia.layouts import PerBlockK

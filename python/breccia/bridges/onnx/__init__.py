@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from breccia import recipes
-from breccia.bridges.common import STORED_SCALES, Array, as_numpy, get, global_scale, turned_shape
-from breccia.bridges.contract import BY_COLUMNS, BY_ROWS, FileFormat, Place
+from breccia.bridges.common import Array, as_numpy, get, turned_shape
+from breccia.bridges.contract import BY_COLUMNS, BY_ROWS, FileFormat, Place, Readers
 from breccia.bridges.integers import integer_zero_point
 from breccia.bridges.onnx.model_file import NAME, ONNX
 from breccia.bridges.onnx.nodes import HALVES, Node, swapped_codes
-from breccia.bridges.packing import code_part, pack_nibbles, packed_codes, scale_part
+from breccia.bridges.packing import code_part, float_part, pack_nibbles, packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, part, rows_only
-from breccia.bridges.readers import Readers
+from breccia.bridges.scales import global_scale
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -77,7 +77,7 @@ def _inputs(scaled: ScaledTensor, whole: bool) -> dict[str, Part]:
         scale = scale.reshape(())
     elif scaled.layout.block == (1, 0):  # along an axis of a matrix, in blocks as long as a row in batches
         scale = scale.reshape(scaled.shape[:1] if scaled.ndim == 2 else (*scaled.shape[:-1], 1))
-    result["scale"] = part(scale, STORED_SCALES[scale.dtype.name])
+    result["scale"] = float_part(scale)
     if not getattr(recipe, "symmetric", True):
         result["zero_point"] = _zero_point(scaled, scale.shape, whole)
     return result

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from breccia import recipes
-from breccia.bridges.common import SCALE_NAMES, Array, as_numpy, codes, float32, made, row_blocks, turned_shape
+from breccia.bridges.common import Array, as_numpy, codes, float32, turned_shape
 from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.packing import pack_nibbles, unpack_nibbles
+from breccia.bridges.scales import SCALE_NAMES, made, row_blocks
 from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import ScalingRecipe

@@ -10,22 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from breccia import recipes
-from breccia.bridges.common import in_torch
-from breccia.bridges.contract import FileFormat
+from breccia.bridges.contract import FileFormat, Readers
 from breccia.bridges.file_kinds import Container
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.readers import Readers
-from breccia.bridges.torchao import files, reading
+from breccia.bridges.scales import in_torch
+from breccia.bridges.torchao import files
 from breccia.bridges.torchao.inputs import inputs_written
-from breccia.bridges.torchao.parts import describe
-from breccia.bridges.torchao.reading import from_parts
+from breccia.bridges.torchao.tensors import NAME, describe, from_parts
 from breccia.bridges.written import Dialect
 from breccia.peers import require
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.dialects import others
 
-NAME = reading.NAME
 EXTRA = "torchao"
 RECIPES: dict[str, ScalingRecipe] = {
     "fp8": recipes.Float8CurrentScaling(granularity="row"),
@@ -39,6 +36,10 @@ RECIPES: dict[str, ScalingRecipe] = {
     "mxfp6": recipes.MXFP6BlockScaling(),
     "mxfp4": recipes.MXFP4BlockScaling(),
     "nvfp4": recipes.NVFP4BlockScaling(),
+}
+_MODULES = {  # of classes that are not in torchao.quantization
+    "MXTensor": "torchao.prototype.mx_formats.mx_tensor",
+    "NVFP4Tensor": "torchao.prototype.mx_formats.nvfp4_tensor",
 }
 _OPAQUE = {
     "Int4PreshuffledTensor": "CUDA-packed",
@@ -111,19 +112,7 @@ def to_torchao(scaled: ScaledTensor | OutsideTensor, dtype: Any = None) -> Any:
     kind, parts, attributes = describe(scaled, str(high).removeprefix("torch."))
     tensors = {name: part.in_torch() for name, part in parts.items()}
     values = {k: _object(v) for k, v in attributes.items()}
-    return _class(kind)(**tensors, **values)
-
-
-def _class(kind: str) -> Any:
-    if kind == "MXTensor":
-        from torchao.prototype.mx_formats.mx_tensor import MXTensor
-
-        return MXTensor
-    if kind == "NVFP4Tensor":
-        from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
-
-        return NVFP4Tensor
-    return getattr(require("torchao.quantization", EXTRA), kind)
+    return getattr(require(_MODULES.get(kind, "torchao.quantization"), EXTRA), kind)(**tensors, **values)
 
 
 def _object(value: Any) -> Any:

@@ -16,16 +16,8 @@ from breccia.bridges.contract import Place
 from breccia.bridges.fp8 import FP8_DTYPES
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
-from breccia.bridges.torchao.inputs import (
-    STATIC,
-    config_of,
-    inputs_beside,
-    quantizer_of_inputs,
-    said_of_inputs,
-    torch_dtype,
-)
-from breccia.bridges.torchao.parts import describe
-from breccia.bridges.torchao.reading import NAME, check_kind, float8, from_parts, mx_recipe
+from breccia.bridges.torchao.inputs import STATIC, inputs_beside, quantizer_of, said_of_inputs
+from breccia.bridges.torchao.tensors import NAME, check_kind, describe, float8, from_parts, mx_recipe
 from breccia.bridges.written import INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.layouts import Layout, PerBlockMN
@@ -184,25 +176,5 @@ def config(written: Written) -> dict[str, Any]:
     transformers asks for; each tensor's class is in the files' headers."""
     recipe, modules = written.groups()[0]
     inputs = written.activations.get(modules[0])
-    quantizer = None if inputs is None else quantizer_of_inputs(recipe, inputs)
-    said: dict[str, Any] = {"quant_method": NAME, "quant_type": {"default": quantizer or _quantizer(recipe)}}
+    said: dict[str, Any] = {"quant_method": NAME, "quant_type": {"default": quantizer_of(recipe, inputs)}}
     return {"quantization_config": {**said, "modules_to_not_convert": written.ignored}}
-
-
-def _quantizer(recipe: ScalingRecipe) -> dict[str, Any]:
-    """torchao's configuration of the same kind, in its JSON; what is left out has its default."""
-    match recipe:
-        case recipes.NVFP4BlockScaling():
-            return config_of("NVFP4WeightOnlyConfig", 1)
-        case recipes.MXFP8BlockScaling() | recipes.MXFP6BlockScaling() | recipes.MXFP4BlockScaling():
-            return config_of("MXDynamicActivationMXWeightConfig", 1)
-        case recipes.INT4Scaling():
-            group = config_of("PerGroup", 1, group_size=recipe.group_size)
-            return config_of("IntxWeightOnlyConfig", 2, weight_dtype=torch_dtype("int4"), granularity=group)
-        case recipes.INT8Scaling():
-            size = recipe.group_size
-            granularity = config_of("PerRow", 1) if size is None else config_of("PerGroup", 1, group_size=size)
-            return config_of("Int8WeightOnlyConfig", 2, granularity=granularity)
-        case _:
-            name = "float8_e5m2" if recipe.element == "float8_e5m2" else "float8_e4m3fn"
-            return config_of("Float8WeightOnlyConfig", 2, weight_dtype=torch_dtype(name))

@@ -127,7 +127,7 @@ def _granularity(recipe: recipes.Float8CurrentScaling, inputs: Activations) -> d
     return _TENSOR if inputs.per == "tensor" else None
 
 
-def quantizer_of_inputs(recipe: ScalingRecipe, inputs: Activations) -> dict[str, Any] | None:
+def _quantizer_of_inputs(recipe: ScalingRecipe, inputs: Activations) -> dict[str, Any] | None:
     """torchao's configuration of such weights and inputs, in its JSON, where what is left out has its default; None
     where there is none."""
     if isinstance(recipe, recipes.INT4Scaling):
@@ -153,3 +153,25 @@ def quantizer_of_inputs(recipe: ScalingRecipe, inputs: Activations) -> dict[str,
         case _, said:
             dtype = said["elem_dtype"]
             return config_of("MXDynamicActivationMXWeightConfig", 1, activation_dtype=dtype, weight_dtype=dtype)
+
+
+def quantizer_of(recipe: ScalingRecipe, inputs: Activations | None) -> dict[str, Any]:
+    """torchao's configuration of such weights and inputs, in its JSON, where it has one, else of such weights; what is
+    left out has its default."""
+    if inputs is not None and (of_inputs := _quantizer_of_inputs(recipe, inputs)) is not None:
+        return of_inputs
+    match recipe:
+        case recipes.NVFP4BlockScaling():
+            return config_of("NVFP4WeightOnlyConfig", 1)
+        case recipes.MXFP8BlockScaling() | recipes.MXFP6BlockScaling() | recipes.MXFP4BlockScaling():
+            return config_of("MXDynamicActivationMXWeightConfig", 1)
+        case recipes.INT4Scaling():
+            group = config_of("PerGroup", 1, group_size=recipe.group_size)
+            return config_of("IntxWeightOnlyConfig", 2, weight_dtype=torch_dtype("int4"), granularity=group)
+        case recipes.INT8Scaling():
+            size = recipe.group_size
+            granularity = config_of("PerRow", 1) if size is None else config_of("PerGroup", 1, group_size=size)
+            return config_of("Int8WeightOnlyConfig", 2, granularity=granularity)
+        case _:
+            name = "float8_e5m2" if recipe.element == "float8_e5m2" else "float8_e4m3fn"
+            return config_of("Float8WeightOnlyConfig", 2, weight_dtype=torch_dtype(name))

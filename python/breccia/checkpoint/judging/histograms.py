@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import codes, float32, global_scale
+from breccia.bridges.common import codes, float32
 from breccia.bridges.outside import comparable
 from breccia.bridges.parts import Found
+from breccia.bridges.scales import global_scale
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.comparison import compare, error_magnitudes, magnitudes
 from breccia.formats import decode

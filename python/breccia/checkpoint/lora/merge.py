@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from breccia import verbs
-from breccia.bridges.common import float32, global_scale
+from breccia.bridges.common import float32
 from breccia.bridges.outside import values
 from breccia.bridges.parts import Found
+from breccia.bridges.scales import global_scale
 from breccia.checkpoint.arguments import existing, path_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.lora.adapters import Adapter, open_adapter

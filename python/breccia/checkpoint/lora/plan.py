@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges, recipes
-from breccia.bridges.common import global_scale
 from breccia.bridges.parts import Found
+from breccia.bridges.scales import global_scale
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.lora.adapters import Adapter, Change
 from breccia.checkpoint.lora.feedback import MergeRounding

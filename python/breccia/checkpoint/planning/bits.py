@@ -17,7 +17,7 @@ import numpy as np
 from breccia import verbs
 from breccia.bridges.outside import comparable, values
 from breccia.bridges.parts import Found
-from breccia.bridges.readers import fused_layer
+from breccia.bridges.written import fused_layer
 from breccia.checkpoint.arguments import count_of
 from breccia.checkpoint.files.dtypes import nbytes_of
 from breccia.checkpoint.planning.choices import QUANTIZED, choose, wanted

@@ -21,14 +21,7 @@ from breccia.bridges.parts import Found, Part, ghost
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.planning.targets import AUTO, NO_KIND, Target, names_of
-from breccia.checkpoint.reading.models import (
-    is_embedding,
-    is_layers_weight,
-    is_one_expert,
-    is_stored_turned,
-    is_turned,
-    is_written_turned,
-)
+from breccia.checkpoint.reading import models
 from breccia.checkpoint.reading.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -166,7 +159,7 @@ def wanted(found: Found, target: Target) -> bool:
         return False
     if target.names is not None and target.names.wide(found.name):
         return False
-    known = is_layers_weight(found.name, found.shape) or found.name in target.products  # whatever its name
+    known = models.is_layers_weight(found.name, found.shape) or found.name in target.products  # whatever its name
     if not known or min(found.shape[-2:]) < 16:
         return False
     return bool(target.include or target.named) or not target.alone.weight(found.name)
@@ -223,9 +216,8 @@ def choose(found: Found, target: Target) -> Choice:
     if target.kind == NO_KIND:
         return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "")
     if why := _without_a_place(found, target):
-        if found.format == "plain":
-            return _copy(found, target).but(note=f"{LEFT}: {why}" if wanted(found, target) else "")
-        return _as_bfloat16(found, target, why)
+        plain = found.format == "plain" and not wanted(found, target)
+        return _copy(found, target) if plain else _in_floats(found, target, why)
     if found.format != "plain" and not _named(found, target):
         return _left_out(found, target)
     as_it_is = not target.kind and target.recipe is None and found.recipe is None
@@ -279,8 +271,7 @@ def _encode(found: Found, target: Target, kind: Kind) -> Choice:
         made = choose(found, dataclasses.replace(target, kind="", recipe=target.bridge.recipes[key], named=True))
     elif columns % own.block:
         why = f"{own.name} has blocks of {own.block}, which do not divide its {columns:,} columns"
-        plain = found.format == "plain"
-        return _copy(found, target).but(note=f"{LEFT}: {why}") if plain else _as_bfloat16(found, target, why)
+        return _in_floats(found, target, why)
     else:
         same = found.format == target.format and found.kind == own.name and found.origin.cut is None
         made = Choice(found, "keep" if same else "encode", {target.spell(found.name): (own.name, found.shape)})
@@ -338,7 +329,7 @@ def _holds(found: Found, target: Target) -> bool:
 
 def unread_embedding(name: str, target: Target) -> str:
     """Why a quantized tensor is of no use in the format, which has no form for embeddings; "" where it is."""
-    if is_embedding(name) and not target.bridge.readers.embeddings:
+    if models.is_embedding(name) and not target.bridge.readers.embeddings:
         return f"embeddings have no form in {target.format} that a program loads"
     return ""
 
@@ -346,7 +337,7 @@ def unread_embedding(name: str, target: Target) -> str:
 def _without_a_place(found: Found, target: Target) -> str:
     """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
     bridge = target.bridge
-    turned = is_turned(found.name, found.shape, target.model)
+    turned = models.is_turned(found.name, found.shape, target.model)
     if turned and len(found.shape) == 2 and not bridge.readers.turned_weights:
         return f"weights with inputs before outputs have no form in {target.format} that a program loads"
     odd = found.name.endswith(".weight") or (turned and not bridge.readers.turned_experts(target.model))
@@ -358,7 +349,7 @@ def _without_a_place(found: Found, target: Target) -> str:
         return why
     if found.format != "plain" and (why := unread_embedding(found.name, target)):
         return why
-    if is_one_expert(found.name) and not bridge.readers.single_experts:
+    if models.is_one_expert(found.name) and not bridge.readers.single_experts:
         return f"experts in tensors of their own have no form in {target.format} that a program loads"
     return ""
 
@@ -370,25 +361,31 @@ def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
     return _float(found, target, name, "BF16", metadata=metadata, note=why and f"written as bf16: {why}")
 
 
+def _in_floats(found: Found, target: Target, why: str) -> Choice:
+    """A tensor that the format cannot take quantized: floats stay as they are, others become some."""
+    if found.format == "plain":
+        return _copy(found, target).but(note=f"{LEFT}: {why}")
+    return _as_bfloat16(found, target, why)
+
+
 def _turns(found: Found, target: Target) -> bool:
     """Whether the model's files have the tensor's rows as columns, and those that it was found in have not."""
-    return not found.origin.turned and is_stored_turned(found.name, found.shape, target.model)
+    return not found.origin.turned and models.is_stored_turned(found.name, found.shape, target.model)
 
 
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
     """Values as the model's float checkpoints keep them."""
     # A kind of file without config.json, which would say it, has outputs first.
-    turned = is_written_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
+    turned = models.is_written_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
     turned = turned or (found.format != "plain" and found.origin.turned)
     shape = turned_shape(found.shape) if turned else found.shape
     return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
 
 
 def _copy(found: Found, target: Target) -> Choice:
-    if found.origin.numbers:  # bfloat16 holds all of FP8, and every program reads it
-        wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
-        return _float(found, target, target.spell(found.name), "F32" if wide else "BF16")
     wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
+    if found.origin.numbers:  # bfloat16 holds all of FP8, and every program reads it
+        return _float(found, target, target.spell(found.name), "F32" if wide else "BF16")
     if wide and found.dtype in ("BF16", "F16"):
         # Programs add and multiply by vectors in float32 only.
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
@@ -404,9 +401,7 @@ def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) 
     try:
         return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
     except ValueError as error:
-        if found.format == "plain":
-            return _copy(found, target).but(note=f"{LEFT}: {_why(found, recipe, error)}")
-        return _as_bfloat16(found, target, str(error))
+        return _in_floats(found, target, _why(found, recipe, error) if found.format == "plain" else str(error))
 
 
 def _why(found: Found, recipe: ScalingRecipe, error: ValueError) -> str:

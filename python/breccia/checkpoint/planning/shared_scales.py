@@ -12,8 +12,7 @@ import numpy as np
 from breccia import verbs
 from breccia.bridges import outside
 from breccia.bridges.parts import Found
-from breccia.bridges.readers import fused_layer
-from breccia.bridges.written import same_grid
+from breccia.bridges.written import fused_layer, same_grid
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.rows import piece_of, pieces_of

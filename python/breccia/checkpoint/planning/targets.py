@@ -278,48 +278,39 @@ _PROGRAMS = {
 def targets() -> list[dict[str, Any]]:
     """Every target, of JSON types: ``name``, its ``format`` and ``key`` there, ``bits`` a weight of a matrix of 1024 ×
     4096 with its scales, the programs that it ``opens_in``, and what it ``needs``."""
-    plain = bridges.bridge("")
-    rows = [
-        {"name": name, "format": "", "key": name, "bits": 32.0 if name == "fp32" else 16.0, **_told(plain, name)}
-        for name in FLOATS
-    ]
-    own = bridges.bridge(bridges.OWN)
-    rows += [
-        {
-            "name": name,
-            "format": bridges.OWN,
-            "key": name,
-            "bits": _bits(recipe_names.recipe_of(name)),
-            **_told(own, name),
-        }
-        for name in recipe_names.names()
-    ]
+    bits: dict[str, dict[str, float]] = {
+        "": {name: 32.0 if name == "fp32" else 16.0 for name in FLOATS},
+        bridges.OWN: {name: _bits(recipe_names.recipe_of(name)) for name in recipe_names.names()},
+    }
     for name, bridge in bridges.registry().items():
         if bridge.writes and name != bridges.OWN:
-            bits = {key: _bits(recipe) for key, recipe in bridge.recipes.items()}
-            bits |= {key: _bits_of_type(kind.name) for key, kind in bridge.kinds.items()}
-            rows += [
-                {"name": f"{name}:{key}", "format": name, "key": key, "bits": of, **_told(bridge, key)}
-                for key, of in bits.items()
-            ]
-    return rows
+            bits[name] = {key: _bits(recipe) for key, recipe in bridge.recipes.items()}
+            bits[name] |= {key: _bits(kind.name) for key, kind in bridge.kinds.items()}
+    return [
+        {
+            "name": key if name in ("", bridges.OWN) else f"{name}:{key}",
+            "format": name,
+            "key": key,
+            "bits": each,
+            "opens_in": bridges.bridge(name).programs(key),
+            "needs": bridges.bridge(name).needs,
+        }
+        for name, of in bits.items()
+        for key, each in of.items()
+    ]
 
 
-def _told(bridge: FileFormat, key: str) -> dict[str, Any]:
-    return {"opens_in": bridge.programs(key), "needs": bridge.needs}
-
-
-def _bits(recipe: ScalingRecipe) -> float:
-    return round(8 * ghost(_SHAPE, recipe).nbytes / (_SHAPE[0] * _SHAPE[1]), 3)
+def _bits(kind: ScalingRecipe | str) -> float:
+    """Of a weight in a recipe, or in a type of a format's own."""
+    if isinstance(kind, ScalingRecipe):
+        nbytes = ghost(_SHAPE, kind).nbytes
+    else:
+        nbytes = nbytes_of(kind, _SHAPE) if kind in DTYPES else block_bytes(kind, _SHAPE)
+    return round(8 * nbytes / (_SHAPE[0] * _SHAPE[1]), 3)
 
 
 def _programs(row: dict[str, Any]) -> set[str]:
     return {one.partition(" with ")[0].lower() for one in row["opens_in"]}
-
-
-def _bits_of_type(dtype: str) -> float:
-    nbytes = nbytes_of(dtype, _SHAPE) if dtype in DTYPES else block_bytes(dtype, _SHAPE)
-    return round(8 * nbytes / (_SHAPE[0] * _SHAPE[1]), 3)
 
 
 def meant(spelled: str) -> str:
