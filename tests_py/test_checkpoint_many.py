@@ -15,20 +15,27 @@ from breccia.checkpoint.device import Device
 from breccia.checkpoint.planning.plan import Planner
 from breccia.checkpoint.planning.request import Request
 from breccia.checkpoint.planning.targets import target_names
-from breccia.checkpoint.writing import outputs
-from checkpoints import write_shards
-
-VALUES: list[Any] = [
-    {},
-    {"metadata": {"total_size": 12}, "weight_map": {"a.weight": "x.safetensors", 'ü"\n': "y"}},
-    {"a": {"b": [1, 2.5, None, True, {"c": []}], "d": {}}, "e": (1, 2), "f": 1e-06, "g": float("inf"), "h": "\u2028"},
-]
+from checkpoints import weight, write_shards
 
 
-@pytest.mark.always
-@pytest.mark.parametrize("value", VALUES)
-def test_json_is_written_as_pythons_encoder_does(value: Any) -> None:
-    assert outputs._indented(value) == json.dumps(value, indent=2, ensure_ascii=False)
+@pytest.mark.parametrize("said", [{}, {"metadata": {"total_size": 1, "by": 'ü"\n'}, "other": [1, {"a": None}]}])
+def test_an_index_is_written_as_pythons_encoder_does(said: dict[str, Any], tmp_path: Path) -> None:
+    shards = [{f"l.{shard}.ü.{i}.weight": weight(64, 64) for i in range(3)} for shard in range(2)]
+    index = write_shards(tmp_path / "in", shards, {}) / "model.safetensors.index.json"
+    index.write_text(json.dumps(said | {"weight_map": json.loads(index.read_text())["weight_map"]}))
+    breccia.checkpoint.convert(tmp_path / "in", tmp_path / "out", "nvfp4")
+    text = (tmp_path / "out" / index.name).read_text(encoding="utf-8")
+    made = json.loads(text)
+    assert text == json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+    assert made.pop("weight_map").keys() == breccia.checkpoint.Checkpoint(tmp_path / "out").entries.keys()
+    assert made.pop("metadata").items() >= {**said.get("metadata", {}), "total_size": made_bytes(tmp_path)}.items()
+    assert made == {key: value for key, value in said.items() if key != "metadata"}
+
+
+def made_bytes(folder: Path) -> int:
+    """Of the tensors of an output."""
+    with breccia.checkpoint.Checkpoint(folder / "out") as made:
+        return sum(entry.nbytes for entry in made.entries.values())
 
 
 def sparse(path: Path, shards: int, each: int, shape: tuple[int, int]) -> Path:
