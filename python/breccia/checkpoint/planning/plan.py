@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from fnmatch import translate
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -377,23 +379,26 @@ class Planner:
     def _files(self, destination: Path) -> Files:
         if not self.checkpoint.path.is_dir() or self.target.bridge.container.whole:
             return [("model.safetensors" if self.into_directory else destination.name, self.choices)]
-        by_file: dict[str, list[Choice]] = {f.path.name: [] for f in self.checkpoint.files}
+        home: dict[int, list[Choice]] = {id(file): [] for file in self.checkpoint.files}
         for choice in self.choices:
             main = next(iter(choice.found.parts.values()))
-            by_file[self.checkpoint.home[main].path.name].append(choice)
-        return [(name, choices) for name, choices in by_file.items() if choices]
+            home[id(self.checkpoint.home[main])].append(choice)
+        every = ((file.path.name, home[id(file)]) for file in self.checkpoint.files)
+        return [(name, choices) for name, choices in every if choices]
 
 
 def _check_outputs(choices: list[Choice], other: Container | None) -> None:
     """Each name once, and of types that a container has which is not the source's."""
-    seen: set[str] = set()
-    for choice in choices:
-        for name, (dtype, _) in choice.outputs.items():
-            if name in seen:
-                raise ValueError(f"tensor {name!r} must be written once: {choice.found.name!r} gives it too")
-            if other is not None and other.types_alone and dtype not in other.types:
+    if other is not None and other.types_alone:
+        specs = ((name, dtype) for choice in choices for name, (dtype, _) in choice.outputs.items())
+        for name, dtype in specs:
+            if dtype not in other.types:
                 raise ValueError(f"tensor {name!r} must be of a type that {other.title} has, it is {dtype}")
-            seen.add(name)
+    names = list(chain.from_iterable(map(attrgetter("outputs"), choices)))
+    if len(set(names)) < len(names):
+        name, _ = Counter(names).most_common(1)[0]
+        twice = [choice.found.name for choice in choices if name in choice.outputs]
+        raise ValueError(f"tensor {name!r} must be written once: {twice[-1]!r} gives it too")
 
 
 def _together(found: list[Found]) -> dict[str, str]:

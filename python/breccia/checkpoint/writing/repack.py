@@ -35,7 +35,7 @@ _PIECE = 2 << 20  # bytes of codes at a time
 def repack(scaled: ScaledTensor | OutsideTensor, choice: Choice, target: Target, sink: Sink) -> None:
     """Write a quantized tensor."""
     turned = choice.found.name in target.products  # not stored by its rows
-    if turned or isinstance(scaled, OutsideTensor) or len(list(_runs(scaled))) < 2:
+    if turned or isinstance(scaled, OutsideTensor) or scaled.data.size <= _PIECE or len(list(_runs(scaled))) < 2:
         parts, _ = target_parts(target, choice.found.name, scaled)
         for name, part in parts.items():
             sink.put(name, np.asarray(part.make()))
