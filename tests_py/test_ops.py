@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """matmul and linear against float64; requantize."""
 
+import sys
+
 import breccia
 import cases
 import hypothesis
@@ -316,3 +318,13 @@ def test_shapes_at_random(recipe, m, blocks, n, batch):
     weight = cast(w, recipe)
     check(x, weight.T)
     check(cast(x, recipe), weight.T)
+
+
+@pytest.mark.parametrize("verb", ["dequantize", "matmul", "linear", "grouped_matmul"])
+def test_results_of_bfloat16_ask_for_what_has_that_dtype(verb, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    w, x = breccia.cast(np.ones((32, 64), np.float32), "mxfp8"), np.ones((2, 64), np.float32)
+    operands = {"dequantize": (w,), "matmul": (x, w.T), "linear": (x, w)}
+    operands["grouped_matmul"] = (x, breccia.stack([w]), [0, 2])
+    with pytest.raises(ImportError, match=r"ml_dtypes is needed here: pip install 'breccia\[ml_dtypes\]'"):
+        getattr(breccia, verb)(*operands[verb], out_dtype="bfloat16")

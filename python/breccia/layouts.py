@@ -160,6 +160,11 @@ class PerBlockMN(Layout):
         return _core.Layout.per_block_mn(self.block_m, self.block_n, self.axis)
 
 
+def all_layouts() -> list[type[Layout]]:
+    """Every layout class of this module."""
+    return [kind for kind in Layout.__subclasses__() if kind.__module__ == __name__]
+
+
 def from_spec(spec: _core.Layout) -> Layout:
     """The Python face of a core layout."""
     match spec.kind:

@@ -10,6 +10,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.kernels.whole_array.namespace import NumPy
+from breccia.peers import require
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import cast_form
@@ -48,9 +49,7 @@ def native(array: Any, fmt: str) -> Any:
     """As an ml_dtypes array; 4-bit codes two per byte have no such type."""
     if array.dtype.itemsize != 1 or array.dtype.name == fmt or fmt in _PLAIN or fmt.endswith("_x2"):
         return array
-    import ml_dtypes
-
-    return array.view(getattr(ml_dtypes, fmt))
+    return array.view(getattr(_ml_dtypes(), fmt))
 
 
 def pack_sixes(codes: Any) -> Any:
@@ -75,9 +74,7 @@ def to_dlpack(array: Any) -> tuple[Any, str]:
 def from_dlpack(exporter: Any, name: str) -> Any:
     array = np.from_dlpack(exporter)
     if name == "bfloat16":
-        import ml_dtypes
-
-        return array.view(ml_dtypes.bfloat16)
+        return array.view(_ml_dtypes().bfloat16)
     return array.view(np.int8) if name == "int8" else array
 
 
@@ -117,7 +114,7 @@ def tensor_of(made: Any, recipe: ScalingRecipe, original_dtype: str | None = Non
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is None:
-        return _core.dequantize(scaled._core, float_name(dtype))
+        return _core.dequantize(scaled._core, _out_name(dtype))
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
     refuse_mask(out, "out")
@@ -130,7 +127,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
-    return _core.matmul(_operand(a, "a"), _operand(b, "b"), float_name(out_dtype), precision)
+    return _core.matmul(_operand(a, "a"), _operand(b, "b"), _out_name(out_dtype), precision)
 
 
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
@@ -143,14 +140,14 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias:
         return None
     if x.dtype.itemsize == 8:
         check_float32(x, "x")
-    return _core.linear(x, w._core, bias, float_name(out_dtype), precision)
+    return _core.linear(x, w._core, bias, _out_name(out_dtype), precision)
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
     from breccia.verbs.grouped import checked_offsets
 
     ends = checked_offsets(offsets, x.shape[0])
-    return _core.grouped_matmul(_operand(x, "x"), w_stack._core, ends, float_name(out_dtype))
+    return _core.grouped_matmul(_operand(x, "x"), w_stack._core, ends, _out_name(out_dtype))
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
@@ -160,6 +157,18 @@ def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None
 
 def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
     return products.forward(floats(x, "x"), floats(w, "w"))
+
+
+def _ml_dtypes() -> Any:
+    return require("ml_dtypes", "ml_dtypes")
+
+
+def _out_name(dtype: Any) -> str:
+    """The name of a dtype of results, which NumPy has, for bfloat16 by ml_dtypes."""
+    name = float_name(dtype)
+    if name == "bfloat16":
+        _ml_dtypes()
+    return name
 
 
 def _operand(x: Any, argument: str) -> Any:

@@ -29,7 +29,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 _RUN = 128  # columns whose remainders feed each other before a product feeds the rest
 _CODED = ("e8m0", "e4m3")
-_LOWEST = {"e8m0": 1, "nvfp4_torchao": 8}  # codes of scales that a search gives; of other E4M3 ones from 1
+_LOWEST = {"e8m0": 1, "torchao": 8}  # codes of scales that a search gives; of other E4M3 ones from 1
 
 
 class Rounded(NamedTuple):
@@ -133,7 +133,7 @@ def _scales(scaled: ScaledTensor, spec: Spec, w: Any) -> Scale:
         return Scale(decoded, decoded, decoded, zero)
     code = raw(scaled.scale).to(torch.int32)
     if spec.scale == "e8m0":
-        made, last = exponent_scale(NAMESPACE, code, spec.rule == "mx_rceil"), 254
+        made, last = exponent_scale(NAMESPACE, code, spec.rule == "rceil"), 254
     else:
         amax = stats_of(NAMESPACE, w.to(torch.float32).reshape(-1), (0,), False).amax.reshape(())
         made, last = e4m3_scale(NAMESPACE, code, spec, global_scale(NAMESPACE, amax) if spec.two_level else None), 0x7E

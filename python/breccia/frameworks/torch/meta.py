@@ -31,10 +31,10 @@ def recipe_of(key: str) -> ScalingRecipe:
 def layout_of(key: str) -> Layout:
     fields = json.loads(key)
     name = fields.pop("name")
-    for layout in (layouts.PerTensor, layouts.PerBlockK, layouts.PerChannel, layouts.PerBlockMN):
-        if layout.name == name:
-            return layout(**fields)
-    raise ValueError(f"layout must be a known one, got {name!r}")
+    named = {kind.name: kind for kind in layouts.all_layouts()}
+    if name not in named:
+        raise ValueError(f"layout must be a known one, got {name!r}")
+    return named[name](**fields)
 
 
 def flatten(operand: Any) -> tuple[list[Any], str]:

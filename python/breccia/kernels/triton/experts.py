@@ -17,7 +17,7 @@ from breccia.kernels.triton.casts.cast_block import cast_tile
 from breccia.kernels.triton.casts.cast_fused import exponential
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import plan
-from breccia.kernels.triton.runtime import launch
+from breccia.kernels.triton.runtime import launch, launch_tiles
 
 GROUP = tl.constexpr(128)
 _ROWS, _WIDE = 16, 1024  # of a tile of codes that only move
@@ -125,11 +125,9 @@ def permute(codes: torch.Tensor, scale: torch.Tensor, source: torch.Tensor) -> l
     rows, columns = source.shape[0], codes.shape[1]
     out, out_scale = _rows_of_codes(rows, columns, codes.device)
     grid = (triton.cdiv(rows, _ROWS), triton.cdiv(columns, _WIDE))
-    if rows and columns:
-        launch(
-            permute_kernel, grid, codes, scale, source, out, out_scale, rows, columns, codes.stride(0),
-            *scale.stride(), BM=_ROWS, BK=_WIDE, num_warps=4,
-        )  # fmt: skip
+    strides = (codes.stride(0), *scale.stride())
+    given = (codes, scale, source, out, out_scale, rows, columns, *strides)
+    launch(permute_kernel, grid, *given, BM=_ROWS, BK=_WIDE, num_warps=4)
     return [out, out_scale.T]
 
 
@@ -137,12 +135,10 @@ def swiglu(x: torch.Tensor, weights: torch.Tensor, recipe: Any) -> list[torch.Te
     """Codes and scales of weights · silu(gate) · up, where x (R, 2 K) is gate and up; K is a multiple of 128."""
     rows, columns = x.shape[0], x.shape[1] // 2
     codes, scale = _rows_of_codes(rows, columns, x.device)
-    k_tiles = columns // 128
-    if rows and columns:
-        launch(
-            swiglu_kernel, (triton.cdiv(rows, _HIGH) * k_tiles,), x, weights, codes, scale, rows, columns,
-            x.stride(0), k_tiles, FORM=_form(recipe), BM=_HIGH, num_warps=4,
-        )  # fmt: skip
+    launch_tiles(
+        swiglu_kernel, (x, weights, codes, scale), (rows, columns), (x.stride(0),), (_HIGH, 128),
+        FORM=_form(recipe), BM=_HIGH, num_warps=4,
+    )  # fmt: skip
     return [codes, scale.T]
 
 
@@ -152,14 +148,11 @@ def swiglu_gradient(x: torch.Tensor, weights: torch.Tensor, grad: torch.Tensor, 
     rows, columns = x.shape[0], x.shape[1] // 2
     codes, scale = _rows_of_codes(rows, columns, x.device)
     d_codes, d_scale = _rows_of_codes(rows, 2 * columns, x.device)
-    k_tiles = columns // 128
-    d_weights = torch.empty((k_tiles, rows), dtype=torch.float32, device=x.device)
-    if rows and columns:
-        launch(
-            swiglu_gradient_kernel, (triton.cdiv(rows, _HIGH) * k_tiles,), x, weights, grad, d_codes, d_scale, codes,
-            scale, d_weights, rows, columns, x.stride(0), grad.stride(0), k_tiles, FORM=_form(recipe), BM=_HIGH,
-            num_warps=4,
-        )  # fmt: skip
+    d_weights = torch.empty((columns // 128, rows), dtype=torch.float32, device=x.device)
+    launch_tiles(
+        swiglu_gradient_kernel, (x, weights, grad, d_codes, d_scale, codes, scale, d_weights), (rows, columns),
+        (x.stride(0), grad.stride(0)), (_HIGH, 128), FORM=_form(recipe), BM=_HIGH, num_warps=4,
+    )  # fmt: skip
     return [d_codes, d_scale.T, codes, scale.T, d_weights]
 
 
@@ -167,9 +160,8 @@ def combine(y: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """(T, K) sums of the rows of y (R, K) that `place` (T, k) names."""
     tokens, columns = place.shape[0], y.shape[1]
     out = torch.empty((tokens, columns), dtype=y.dtype, device=y.device)
-    if out.numel():
-        grid = (tokens, triton.cdiv(columns, _WIDE))
-        launch(combine_kernel, grid, y, place, out, columns, CHOICES=place.shape[1], BK=_WIDE, num_warps=4)
+    grid = (tokens, triton.cdiv(columns, _WIDE))
+    launch(combine_kernel, grid, y, place, out, columns, CHOICES=place.shape[1], BK=_WIDE, num_warps=4)
     return out
 
 
@@ -177,9 +169,8 @@ def turn_stack(codes: torch.Tensor) -> torch.Tensor:
     """(E, K, N) of contiguous bytes (E, N, K)."""
     stack, rows, columns = codes.shape
     out = torch.empty((stack, columns, rows), dtype=codes.dtype, device=codes.device)
-    if out.numel():
-        grid = (triton.cdiv(rows, 128), triton.cdiv(columns, 128), stack)
-        launch(turn_stack_kernel, grid, codes, out, rows, columns, SIDE=128, num_warps=8)
+    grid = (triton.cdiv(rows, 128), triton.cdiv(columns, 128), stack)
+    launch(turn_stack_kernel, grid, codes, out, rows, columns, SIDE=128, num_warps=8)
     return out
 
 

@@ -141,7 +141,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.slots = [*self.operands, *order, *rest]
         self.used: set[int] = set()
         kept: list[Any] = []
-        launches = [self._launch(kept, *launched) for launched in self.launched if 0 not in launched[2]]
+        launches = [self._launch(kept, *launched) for launched in self.launched]
         offsets, size = [], 0
         for slot, memory in enumerate(rest, len(self.operands) + len(order)):
             offsets.append(size)

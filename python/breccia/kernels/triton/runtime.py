@@ -94,7 +94,9 @@ def launch_tiles(
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launches on the device of its first tensor, whichever one is current."""
+    """Launches on the device of its first tensor, whichever one is current; nothing where there is no program."""
+    if 0 in grid:
+        return
     like = next(arg for arg in args if isinstance(arg, torch.Tensor))
     if like.is_cuda and like.device.index != torch.cuda.current_device():
         with torch.cuda.device(like.device):

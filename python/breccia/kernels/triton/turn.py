@@ -30,15 +30,11 @@ def turned(x: torch.Tensor, multiple: int = 1, dtype: torch.dtype | None = None)
     rows, cols = x.shape
     made = x.dtype if dtype is None else dtype
     out = torch.empty((cols, -(-rows // multiple) * multiple), dtype=made, device=x.device)[:, :rows]
-    if out.numel() == 0:
-        return out
     words = _WORDS[x.element_size()] if made == x.dtype else None
     side = SIDE // (2 if x.element_size() > 1 else 1)
     grid = (triton.cdiv(rows, side), triton.cdiv(cols, side))
-    launch(
-        turn_kernel, grid, x if words is None else x.view(words), out if words is None else out.view(words), rows,
-        cols, x.stride(0), out.stride(0), BM=side, BN=side, num_warps=WARPS,
-    )  # fmt: skip
+    given = (x, out) if words is None else (x.view(words), out.view(words))
+    launch(turn_kernel, grid, *given, rows, cols, x.stride(0), out.stride(0), BM=side, BN=side, num_warps=WARPS)
     return out
 
 

@@ -101,6 +101,6 @@ def _inside_one_block(grid: Grid, scaled: ScaledTensor) -> Any:
 
 def _power_of_two(xp: Namespace, amax: Any, spec: Spec) -> Any:
     """amax / max rounded up to a power of two; 0 where there is none."""
-    quotient = xp.bits(xp.divide(amax, xp.constant(spec.element.max, "float32", amax)))
+    quotient = xp.bits(xp.divide(amax, xp.number(spec.element.max, amax)))
     up = (quotient + 0x007F_FFFF) & 0x7F80_0000
     return xp.floats(xp.where((up < 0x7F80_0000) & (amax != 0), up, up * 0))

@@ -78,12 +78,12 @@ def common_scales(xp: Namespace, blocks: Any, stats: Stats, spec: Spec) -> list[
 
 
 def _zero_point(xp: Namespace, stats: Stats, scale: Any, element: Element) -> tuple[Any, Any]:
-    magic = xp.constant(MAGIC, "float32", scale)
+    magic = xp.number(MAGIC, scale)
     ends = xp.divide(stats.low, scale), xp.divide(stats.high, scale)
     low = (xp.minimum(*ends) + magic) - magic
     high = (xp.maximum(*ends) + magic) - magic
-    lowest = xp.constant(element.lowest, "float32", scale)
-    return lowest - low, high - low <= xp.constant(element.max - element.lowest, "float32", scale)
+    lowest = xp.number(element.lowest, scale)
+    return lowest - low, high - low <= xp.number(element.max - element.lowest, scale)
 
 
 def _float_scale(xp: Namespace, blocks: Any, ratio: Any, stats: Stats, spec: Spec) -> Any:
@@ -92,10 +92,10 @@ def _float_scale(xp: Namespace, blocks: Any, ratio: Any, stats: Stats, spec: Spe
     result = stats.amax * 0
     found = stats.has_nan & False
     for significand in _SIGNIFICANDS[element.mantissa_bits]:
-        bits = xp.bits(ratio * xp.constant(float(significand), "float32", ratio)) + 16
+        bits = xp.bits(ratio * xp.number(float(significand), ratio)) + 16
         possible = ~xp.any(((bits & rest) >= 32) & (ratio != 0), _AXES)
         for p in _magnitudes(significand, spec):
-            scale = xp.divide(stats.amax, xp.constant(p, "float32", ratio))
+            scale = xp.divide(stats.amax, xp.number(p, ratio))
             good = possible & ~found & _is_product(xp, scale, p, stats, spec)
             result = xp.where(good, scale, result)
             found = found | good
@@ -122,7 +122,7 @@ def _is_product(xp: Namespace, scale: Any, p: Any, stats: Stats, spec: Spec) -> 
     if spec.scale == "float32":
         return scale == scale  # noqa: PLR0124 (whatever it is)
     _, fits = stored_exactly(xp, scale, spec)
-    factor = p if not isinstance(p, float) else xp.constant(p, "float32", scale)
+    factor = p if not isinstance(p, float) else xp.number(p, scale)
     return fits & (scale * factor == stats.amax)
 
 
@@ -131,35 +131,31 @@ def _integer_scale(xp: Namespace, blocks: Any, ratio: Any, stats: Stats, spec: S
     asymmetric = spec.rule == "asymmetric"
     largest = -element.lowest if element.lowest < 0 else element.max
     limit = int(element.max - element.lowest if asymmetric else largest)
-
-    def value(x: float) -> Any:
-        return xp.constant(x, "float32", ratio)
-
-    magic, most = value(MAGIC), value(float(limit))
-    denominator = stats.amax * 0 + value(1.0)
+    magic, most = xp.number(MAGIC, ratio), xp.number(float(limit), ratio)
+    denominator = stats.amax * 0 + xp.number(1.0, ratio)
     for _ in range(limit.bit_length()):
         multiple = ratio * denominator
         distance = multiple - ((multiple + magic) - magic)
         fraction = xp.max(xp.floats(xp.bits(distance) & ABS_MASK), _AXES)
-        more = (fraction >= value(_TOLERANCE)) & (denominator <= most)
+        more = (fraction >= xp.number(_TOLERANCE, ratio)) & (denominator <= most)
         denominator = xp.where(more, denominator * _denominator(xp, fraction), denominator)
     n = denominator
     if spec.scale != "float32":  # the first multiple whose scale has few enough bits
         n = denominator * xp.constant(np.arange(1, limit + 1, dtype=np.float32), "float32", ratio)
         good = (n <= most) & _is_product(xp, xp.divide(stats.amax, n), n, stats, spec)
-        n = -xp.max(xp.where(good, -n, n * 0 - value(1e6)), (4,))
+        n = -xp.max(xp.where(good, -n, n * 0 - xp.number(1e6, ratio)), (4,))
     scale = xp.divide(stats.amax, n)
     if not asymmetric:
         turned = xp.any(blocks == -stats.amax, _AXES)
         if element.lowest < 0:
-            turned = (n > value(element.max)) & xp.any(blocks == stats.amax, _AXES)
+            turned = (n > xp.number(element.max, ratio)) & xp.any(blocks == stats.amax, _AXES)
         scale = xp.where(turned, -scale, scale)
     return xp.where(n <= most, scale, scale * 0)
 
 
 def _denominator(xp: Namespace, fraction: Any) -> Any:
     """Of a fraction between 0 and 1/2, by Euclid's algorithm with nearest quotients."""
-    one, magic, tolerance = (xp.constant(x, "float32", fraction) for x in (1.0, MAGIC, _TOLERANCE))
+    one, magic, tolerance = (xp.number(x, fraction) for x in (1.0, MAGIC, _TOLERANCE))
     a, b = fraction * 0 + one, fraction
     for _ in range(8):
         quotient = (xp.divide(a, b) + magic) - magic
@@ -186,8 +182,8 @@ def two_level(xp: Namespace, blocks: Any, grid: Grid, spec: Spec, stats: Stats, 
     more."""
     trials = []
     own = xp.floats(xp.bits(own) & ABS_MASK)
-    for scale in (own, *(xp.divide(stats.amax, xp.constant(m, "float32", blocks)) for m in _MAGNITUDES)):
-        usable = (scale > 0) & (scale < xp.constant(math.inf, "float32", blocks))
+    for scale in (own, *(xp.divide(stats.amax, xp.number(m, blocks)) for m in _MAGNITUDES)):
+        usable = (scale > 0) & (scale < xp.number(math.inf, blocks))
         trials.append((scale, usable & loses_nothing(xp, blocks, Scale(scale, scale, scale), spec.element)))
     options = _Options(
         xp.concatenate([scale for scale, _ in trials], 4),
@@ -195,7 +191,7 @@ def two_level(xp: Namespace, blocks: Any, grid: Grid, spec: Spec, stats: Stats, 
         stats.has_nan | (stats.amax == 0),
     )
     possible = ~_any(xp, stats.has_infinity) & _any(xp, ~options.is_free)
-    level = xp.constant(1.0, "float32", blocks)
+    level = xp.number(1.0, blocks)
     found = possible & False
     for candidate in _levels(xp, options, stats, spec, source):
         good = possible & ~found & _fits(xp, options, candidate, spec)
@@ -217,15 +213,15 @@ def _levels(xp: Namespace, options: _Options, stats: Stats, spec: Spec, source: 
     own = _largest(xp, xp.where(options.keeps[..., :1], used, zero))
     bits = xp.bits(own)
     significand = xp.floats((bits & 0x007F_FFFF) | 0x3F80_0000)
-    two, top = xp.constant(2.0, "float32", like), xp.constant(256.0, "float32", like)
-    scaled = xp.where(significand > xp.constant(1.75, "float32", like), significand * top / two, significand * top)
+    two, top = xp.number(2.0, like), xp.number(256.0, like)
+    scaled = xp.where(significand > xp.number(1.75, like), significand * top / two, significand * top)
     yield _level(xp, own, xp.where(((bits & 0x000F_FFFF) != 0) | (bits < 0x0080_0000), top, scaled), spec)
     amax = _largest(xp, xp.where(options.is_free, zero, stats.amax))
     for magnitude in (6.0, 4.0):
-        scale = xp.divide(amax, xp.constant(magnitude, "float32", like))
+        scale = xp.divide(amax, xp.number(magnitude, like))
         for significand in _SIGNIFICANDS[3]:
             for unit in (16.0, 8.0) if significand > 14 else (32.0, 16.0):
-                yield _level(xp, scale, xp.constant(significand * unit, "float32", like), spec)
+                yield _level(xp, scale, xp.number(significand * unit, like), spec)
 
 
 def _level(xp: Namespace, scale: Any, stored: Any, spec: Spec) -> Any:
@@ -239,13 +235,13 @@ def _codes(xp: Namespace, options: _Options, level: Any, spec: Spec) -> tuple[An
     code = encode(xp, wanted, element) & 0xFF
     stored = xp.take(decode_table(xp, element.name, options.scale), code)
     made = xp.divide(stored, level) if spec.global_divides else stored * level
-    largest = xp.constant(element.max, "float32", options.scale)
+    largest = xp.number(element.max, options.scale)
     return code, options.keeps & (wanted <= largest) & (code > 0) & (made == options.scale)
 
 
 def _fits(xp: Namespace, options: _Options, level: Any, spec: Spec) -> Any:
     _, good = _codes(xp, options, level, spec)
-    usable = (level > 0) & (level < xp.constant(math.inf, "float32", options.scale))
+    usable = (level > 0) & (level < xp.number(math.inf, options.scale))
     return usable & ~_any(xp, ~(options.is_free | xp.any(good, (4,))))
 
 
@@ -256,8 +252,8 @@ def _scales(xp: Namespace, options: _Options, level: Any, stats: Stats, spec: Sp
     first = xp.max(xp.where(good, code * 0 + rank, code * 0), (4,)) == rank
     stored = xp.max(xp.where(first, code, code * 0), (4,))
     scale = xp.max(xp.where(first, options.scale, options.scale * 0), (4,))
-    one = stats.amax * 0 + xp.constant(1.0, "float32", code)
-    stored = xp.where(options.is_free, stored * 0 + (8 if spec.rule == "nvfp4_torchao" else 0), stored)
+    one = stats.amax * 0 + xp.number(1.0, code)
+    stored = xp.where(options.is_free, stored * 0 + (8 if spec.rule == "torchao" else 0), stored)
     stored = xp.where(stats.has_nan, stored * 0 + 0x7F, stored)
     scale = xp.where(options.is_free, one, scale)
     return Scale(stored, scale, scale)

@@ -38,6 +38,10 @@ class Namespace:
         """A 0-d array, or the array that a NumPy array holds, on the device of ``like``."""
         raise NotImplementedError
 
+    def number(self, value: float, like: Any) -> Any:
+        """A 0-d float32 array, on the device of ``like``."""
+        return self.constant(value, "float32", like)
+
     def divide(self, a: Any, b: Any) -> Any:
         """The correctly rounded quotient."""
         return a / b

@@ -299,7 +299,7 @@ def _stored_level(level: Global | None, spec: Spec) -> Any:
 
 
 def _empty(xp: Namespace, x: Any, grid: Grid, spec: Spec, amax: Any) -> Parts:
-    zeros = xp.constant(0.0, "float32", x).reshape(1, 1, 1, 1, 1)
+    zeros = xp.number(0.0, x).reshape(1, 1, 1, 1, 1)
     stats = stats_of(xp, zeros, AXES, spec.rule == "asymmetric")
     given = zeros.reshape(()) if amax is None else _array(xp, amax, zeros)
     if amax is not None and not spec.two_level:

@@ -66,7 +66,7 @@ def hadamard(xp: Namespace, x: Any, block: int, seed: int, inverse: bool = False
     if not shape or shape[-1] % block:
         raise ValueError(f"Hadamard requires x.shape[-1] to be divisible by {block}, got x.shape {shape}")
     positive = _random_bits(xp, seed, xp.arange(block, x), "signs", x) >= 0
-    signs = xp.where(positive, xp.constant(1.0, "float32", x), xp.constant(-1.0, "float32", x))
+    signs = xp.where(positive, xp.number(1.0, x), xp.number(-1.0, x))
     y = x.reshape(-1, block)
     if not inverse:
         y = y * signs

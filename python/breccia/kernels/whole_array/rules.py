@@ -46,7 +46,7 @@ def encode(xp: Namespace, x: Any, element: Element, zero_point: Any = None, unif
 def squared_errors(xp: Namespace, x: Any, scaled: Any, element: Element, decoded: Any, zero_point: Any) -> Any:
     """Of each value, the squared distance to what it quantizes to."""
     if element.is_integer:
-        magic = xp.constant(MAGIC, "float32", x)
+        magic = xp.number(MAGIC, x)
         rounded = _clamped(xp, scaled, element, zero_point) + magic
         error = (rounded - magic) * decoded - x
     else:
@@ -69,8 +69,8 @@ def _rounded(xp: Namespace, magnitude: Any, magic: Any) -> Any:
 
 
 def _clamped(xp: Namespace, x: Any, element: Element, zero_point: Any) -> Any:
-    low = xp.constant(element.lowest, "float32", x)
-    high = xp.constant(element.max, "float32", x)
+    low = xp.number(element.lowest, x)
+    high = xp.number(element.max, x)
     if zero_point is not None:
         low, high = low - zero_point, high - zero_point
     return xp.minimum(xp.maximum(x, low), high)
@@ -79,7 +79,7 @@ def _clamped(xp: Namespace, x: Any, element: Element, zero_point: Any) -> Any:
 def _integer(xp: Namespace, x: Any, element: Element, zero_point: Any, uniform: Any) -> Any:
     clamped = _clamped(xp, x, element, zero_point)
     if uniform is None:
-        code = xp.bits(clamped + xp.constant(MAGIC, "float32", x)) - MAGIC_BITS
+        code = xp.bits(clamped + xp.number(MAGIC, x)) - MAGIC_BITS
     else:
         below = xp.floor(clamped)
         code = xp.astype(below, "int32") + xp.astype(uniform < clamped - below, "int32")
@@ -137,7 +137,7 @@ def stats_of(xp: Namespace, x: Any, axes: tuple[int, ...], limits: bool) -> Stat
         has_infinity=xp.any(magnitude == INFINITY_BITS, axes),
     )
     if limits:
-        zero = xp.constant(0.0, "float32", x)
+        zero = xp.number(0.0, x)
         kept = xp.where(finite, x, zero)
         stats.high = xp.maximum(xp.max(kept, axes), zero)
         stats.low = -xp.maximum(xp.max(-kept, axes), zero)
@@ -147,9 +147,9 @@ def stats_of(xp: Namespace, x: Any, axes: tuple[int, ...], limits: bool) -> Stat
 def global_scale(xp: Namespace, amax: Any) -> Global:
     """TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's per_tensor_amax_to_scale for the
     number that is stored."""
-    reach = xp.constant(448.0 * 6.0, "float32", amax)
-    one = xp.constant(1.0, "float32", amax)
-    largest = xp.constant(FLOAT32_MAX, "float32", amax)
+    reach = xp.number(448.0 * 6.0, amax)
+    one = xp.number(1.0, amax)
+    largest = xp.number(FLOAT32_MAX, amax)
     ratio = xp.divide(reach, amax)
     subnormal = ratio > largest
     scale = xp.where(subnormal, xp.divide(one, largest), xp.divide(amax, reach))
@@ -168,14 +168,14 @@ def candidates(spec: Spec) -> int:
 
 def scale_of(xp: Namespace, stats: Stats, spec: Spec, level: Global | None, candidate: int = 0) -> Scale:
     """The rule's scale, poisoned where a block holds a NaN that its format cannot."""
-    if spec.rule.startswith("mx_"):
+    if spec.scale == "e8m0":
         result = _mx_scale(xp, stats.amax, spec, candidate)
-    elif spec.rule.startswith("nvfp4_"):
+    elif spec.scale == "e4m3":
         result = _nvfp4_scale(xp, stats.amax, spec, level, candidate)
     else:
         result = _float_scale(xp, stats, spec, candidate)
     if not spec.element.has_nan:
-        nan = xp.constant(float("nan"), "float32", stats.amax)
+        nan = xp.number(float("nan"), stats.amax)
         # Selected, not computed: arithmetic may give a NaN any bits.
         stored = result.stored * 0 + _NAN_STORED[spec.scale] if spec.scale in _NAN_STORED else nan
         result.stored = xp.where(stats.has_nan, stored, result.stored)
@@ -184,15 +184,11 @@ def scale_of(xp: Namespace, stats: Stats, spec: Spec, level: Global | None, cand
 
 def stored_scale(xp: Namespace, s: Any, spec: Spec) -> Scale:
     """A scale rounded to its storage type, kept finite and non-zero."""
-
-    def value(x: float) -> Any:
-        return xp.constant(x, "float32", s)
-
     largest, smallest = _RANGES[spec.scale]
-    magnitude = xp.minimum(xp.floats(xp.bits(s) & ABS_MASK), value(largest))
+    magnitude = xp.minimum(xp.floats(xp.bits(s) & ABS_MASK), xp.number(largest, s))
     if spec.scale != "float32":
         magnitude = xp.astype(xp.astype(magnitude, spec.scale), "float32")
-    magnitude = xp.where(magnitude == 0, value(smallest), magnitude)
+    magnitude = xp.where(magnitude == 0, xp.number(smallest, s), magnitude)
     decoded = xp.floats(xp.bits(magnitude) | (xp.bits(s) & ~ABS_MASK))
     return Scale(decoded, decoded, decoded)
 
@@ -202,17 +198,17 @@ def exponent_scale(xp: Namespace, code: Any, rounds_up: bool) -> Scale:
     # 2^(code - 127): code 0 is a subnormal, whose bits are half of the smallest normal's.
     decoded = xp.floats(xp.where(code == 0, code * 0 + 0x0040_0000, code << 23))
     # At code 0 the oracles part from 2^127: see mx_scale in the core.
-    at_zero = xp.constant(1.0 if rounds_up else 2.0**126, "float32", decoded)
+    at_zero = xp.number(1.0 if rounds_up else 2.0**126, decoded)
     return Scale(code, decoded, xp.where(code == 0, at_zero, xp.floats((254 - code) << 23)))
 
 
 def e4m3_scale(xp: Namespace, code: Any, spec: Spec, level: Global | None) -> Scale:
     """E4M3 codes of NVFP4 as int32, and what values of their blocks are multiplied by."""
     decoded = xp.take(decode_table(xp, "float8_e4m3fn", code), code)
-    one, largest = (xp.constant(number, "float32", decoded) for number in (1.0, FLOAT32_MAX))
+    one, largest = (xp.number(number, decoded) for number in (1.0, FLOAT32_MAX))
     if level is None:
         return Scale(code, decoded, xp.minimum(xp.divide(one, decoded), largest))
-    if spec.rule == "nvfp4_torchao":
+    if spec.rule == "torchao":
         factor = xp.divide(xp.divide(one, level.scale), decoded)
     else:
         factor = xp.divide(one, decoded * xp.divide(one, level.encode))
@@ -231,33 +227,30 @@ def decode_table(xp: Namespace, fmt: str, like: Any) -> Any:
 
 def _mx_scale(xp: Namespace, amax: Any, spec: Spec, candidate: int) -> Scale:
     element: Element = spec.element
-    if spec.rule == "mx_rceil":
-        code = round_up_to_e8m0(xp, xp.divide(amax, xp.constant(element.max, "float32", amax)))
+    if spec.rule == "rceil":
+        code = round_up_to_e8m0(xp, xp.divide(amax, xp.number(element.max, amax)))
     else:
         bits = xp.bits(amax)
-        if spec.rule == "mx_even":
+        if spec.rule == "even":
             bits = bits + (1 << (22 - element.mantissa_bits))
         code = bits >> 23
-        if spec.rule == "mx_ceil":
+        if spec.rule == "ceil":
             code = xp.where((bits & 0x007F_FFFF) != 0, code + 1, code)
         code = xp.maximum(code - element.max_exponent, code * 0)
     moved = code + _E8M0_OFFSETS[candidate]
     code = xp.where((moved < 1) | (moved > 254), code, moved)
-    return exponent_scale(xp, code, spec.rule == "mx_rceil")
+    return exponent_scale(xp, code, spec.rule == "rceil")
 
 
 def _nvfp4_scale(xp: Namespace, amax: Any, spec: Spec, level: Global | None, candidate: int) -> Scale:
-    def value(x: float) -> Any:
-        return xp.constant(x, "float32", amax)
-
-    clamps = spec.rule == "nvfp4_torchao"
+    clamps = spec.rule == "torchao"
     if level is None:
-        b = xp.divide(amax, value(6.0))
+        b = xp.divide(amax, xp.number(6.0, amax))
     elif clamps:
-        b = xp.divide(xp.divide(amax, value(6.0)), level.scale)
+        b = xp.divide(xp.divide(amax, xp.number(6.0, amax)), level.scale)
     else:
-        b = amax * (level.encode * value(float(np.float32(1) / np.float32(6))))
-    b = xp.minimum(xp.maximum(b, value(2.0**-6 if clamps else 0.0)), value(448.0))
+        b = amax * (level.encode * xp.number(float(np.float32(1) / np.float32(6)), amax))
+    b = xp.minimum(xp.maximum(b, xp.number(2.0**-6 if clamps else 0.0, amax)), xp.number(448.0, amax))
     code = encode(xp, b, Element.of("float8_e4m3fn"))
     moved = code + _E4M3_OFFSETS[candidate]
     code = xp.where((moved < (8 if clamps else 1)) | (moved > 0x7E), code, moved)

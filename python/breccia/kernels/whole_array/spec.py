@@ -11,14 +11,6 @@ import numpy as np
 from breccia import formats, recipes
 from breccia.recipes import ScalingRecipe, _spec
 
-# What the rules of `breccia.recipes.Choices` are called here, where the names differ.
-_RULES = {
-    "transformer_engine": "nvfp4_te",
-    "torchao": "nvfp4_torchao",
-    "expanded": "divide",
-    **{rounding: f"mx_{rounding}" for rounding in ("rceil", "floor", "ceil", "even")},
-}
-
 
 def _bits(x: float) -> int:
     return int(np.float32(x).view(np.int32))
@@ -71,7 +63,7 @@ class Spec:
     """All of a recipe that a cast depends on."""
 
     element: Element
-    rule: str
+    rule: str  # of `breccia.recipes.Choices`; "divide" where groups have exponents
     scale: str  # dtype name, or "e8m0" or "e4m3" for codes
     search: bool
     two_level: bool
@@ -91,7 +83,7 @@ Spec.of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.co
 @functools.cache
 def _spec_of(recipe: ScalingRecipe) -> Spec:
     core, chosen = _spec(recipe), recipes.choices(recipe)
-    rule = _RULES.get(chosen.rule, chosen.rule)
+    rule = "divide" if chosen.expanded else chosen.rule
     return Spec(
         element=Element.of(core.element),
         rule=rule,
@@ -100,6 +92,6 @@ def _spec_of(recipe: ScalingRecipe) -> Spec:
         two_level=chosen.two_level,
         global_divides=core.global_divides,
         margin=2.0 ** max(-126, min(126, chosen.margin)),
-        expanded=chosen.rule == "expanded",
+        expanded=chosen.expanded,
         multiply=rule not in ("divide", "asymmetric"),
     )

@@ -132,7 +132,7 @@ def expand(xp: Namespace, blocks: Any, stats: Stats, element: Element) -> tuple[
     least = xp.floats(INFINITY_BITS - xp.max(INFINITY_BITS - xp.where(bits > 0, bits, bits * 0 + INFINITY_BITS), (4,)))
     top, low = _logarithm(xp, stats.amax), _logarithm(xp, least)
     ends = element.max, formats.finfo(element.name).smallest
-    span = _difference(*(_logarithm(xp, xp.constant(x, "float32", blocks)) for x in ends))
+    span = _difference(*(_logarithm(xp, xp.number(x, blocks)) for x in ends))
     exponent = xp.divide(span, xp.maximum(_difference(top, low), span * (1 / _MOST)))
     finite = ~(stats.has_nan | stats.has_infinity) & (stats.amax != 0)
     exponent = xp.astype(xp.where(finite, exponent, stats.amax * 0 + 1), "float16")
@@ -145,8 +145,8 @@ def contract(xp: Namespace, codes: Any, scale: Any, exponent: Any, element: Elem
     """Values that codes, as numbers, stand for under scales and exponents that broadcast against them."""
     bits = xp.bits(codes) & ABS_MASK
     size = xp.floats(bits)
-    largest = _logarithm(xp, xp.constant(element.max, "float32", codes))
-    half = xp.divide(xp.constant(0.5, "float32", codes), exponent)
+    largest = _logarithm(xp, xp.number(element.max, codes))
+    half = xp.divide(xp.number(0.5, codes), exponent)
     log = _difference(_logarithm(xp, size), largest) * half
     # a code beyond the largest value, which no cast makes, may ask for more
     root = _power_of_two(xp, xp.minimum(xp.maximum(log, log * 0 - 126.0), log * 0 + 127.0))
@@ -192,7 +192,7 @@ def _difference(a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
 
 def _power_of_two(xp: Namespace, x: Any) -> Any:
     """2^x for x from -126 to 127."""
-    magic = xp.constant(_MAGIC, "float32", x)  # no compiler takes the sum for x
+    magic = xp.number(_MAGIC, x)  # no compiler takes the sum for x
     total = x + magic
     significand = _polynomial(xp, x - (total - magic), _EXP2) + 1.0
     return xp.floats(xp.bits(significand) + (xp.bits(total) << 23))

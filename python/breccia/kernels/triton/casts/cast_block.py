@@ -207,8 +207,6 @@ def cast_block(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]
         return cast_words(x, plan)
     sm, g = plan.block
     codes, scales = empty_parts(x.shape, plan, x.device, along=True)
-    if codes.numel() == 0:
-        return codes, scales
     bk = max(g, min(256 if sm == 1 else 128, triton.next_power_of_2(cols)), 2)
     tile = 2 * TILE if plan.packed else TILE  # half the bytes to store: the longer tile fills the stores again
     bm = max(sm, tile // bk)  # fewer elements than lanes can take at once would leave some idle

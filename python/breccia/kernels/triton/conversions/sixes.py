@@ -30,9 +30,6 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     packed = packed.contiguous()
     codes = torch.empty((*packed.shape[:-1], packed.shape[-1] // 3 * 4), dtype=torch.uint8, device=packed.device)
     words = codes.numel() // 4
-    if words:
-        launch(
-            unpack_kernel, (triton.cdiv(words, WORDS),), packed, codes.view(torch.int32), words, BLOCK=WORDS,
-            num_warps=WARPS,
-        )  # fmt: skip
+    grid = (triton.cdiv(words, WORDS),)
+    launch(unpack_kernel, grid, packed, codes.view(torch.int32), words, BLOCK=WORDS, num_warps=WARPS)
     return codes

@@ -137,12 +137,11 @@ def transpose(
     out = torch.empty((cols, rows), dtype=torch.uint8, device=codes.device)
     out_scale = torch.empty((cols // group if squares else cols, rows // group), dtype=torch.uint8, device=codes.device)
     counts = torch.zeros(2, dtype=torch.int64, device=codes.device) if count else None
-    if rows and cols:
-        launch(
-            transpose_kernel, (triton.cdiv(rows, SIDE), triton.cdiv(cols, SIDE)), codes, scale,
-            codes if source is None else source, out, out_scale, out if counts is None else counts, rows, cols,
-            codes.stride(0), *scale.stride(), out.stride(0), out_scale.stride(0), ELEMENT=ELEMENTS[element], G=group,
-            GATHER=source is not None, SQUARES=squares, COUNT=count,
-            HALVES=FP8 and element == "e4m3" and not count, BM=SIDE, BN=SIDE, num_warps=WARPS,
-        )  # fmt: skip
+    launch(
+        transpose_kernel, (triton.cdiv(rows, SIDE), triton.cdiv(cols, SIDE)), codes, scale,
+        codes if source is None else source, out, out_scale, out if counts is None else counts, rows, cols,
+        codes.stride(0), *scale.stride(), out.stride(0), out_scale.stride(0), ELEMENT=ELEMENTS[element], G=group,
+        GATHER=source is not None, SQUARES=squares, COUNT=count,
+        HALVES=FP8 and element == "e4m3" and not count, BM=SIDE, BN=SIDE, num_warps=WARPS,
+    )  # fmt: skip
     return Turned(out, out_scale, counts)

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from breccia import _core, recipes
-from breccia.frameworks.mlx.namespace import Mlx
+from breccia.kernels.whole_array.namespace import Namespace
 from breccia.recipes import ScalingRecipe, _spec, global_divides
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.form import PARTS, cast_form
@@ -22,6 +22,17 @@ from breccia.value.inputs import FLOATS, float_name
 from breccia.verbs.cast_options import CastOptions
 
 __all__ = ["from_quantized", "to_quantized"]
+
+
+class Mlx(Namespace):
+    """The part of `Namespace` that `breccia.delayed` and `breccia.verbs.grouped` use."""
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        return x.astype(getattr(mx, dtype))
+
+    def constant(self, value: Any, dtype: str, like: Any) -> Any:
+        return mx.array(value, getattr(mx, dtype))
+
 
 namespace = Mlx(mx)
 _DTYPES = {name: getattr(mx, name) for name in (*FLOATS, "uint8", "int8", "uint16")}
