@@ -10,23 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from breccia import _core
-from breccia.frameworks.torch import launches
+from breccia.frameworks.torch import launches, tensors
 from breccia.frameworks.torch.meta import flatten, form_of, recipe_of, unflatten
-from breccia.frameworks.torch.tensors import (
-    NAMESPACE,
-    cast_here,
-    core_array,
-    core_of,
-    dtype_name,
-    empty,
-    output_parts,
-    parts_to_tensor,
-    raw,
-    requantize_here,
-    whole_array_cast,
-    whole_array_dequantize,
-    whole_array_requantize,
-)
 from breccia.kernels import triton, whole_array
 from breccia.kernels.whole_array.spec import Spec
 from breccia.verbs.cast_options import CastOptions
@@ -49,11 +34,11 @@ _library.define("straight_through(Tensor x, str recipe, bool clipped, float? low
 
 
 def _cast_cpu(x: Any, recipe: str) -> list[Any]:
-    return flatten(cast_here(x, recipe_of(recipe)))[0]
+    return flatten(tensors.cast_here(x, recipe_of(recipe)))[0]
 
 
 def _cast_anywhere(x: Any, recipe: str) -> list[Any]:
-    return whole_array_cast(x, recipe_of(recipe), CastOptions())
+    return tensors.whole_array_cast(x, recipe_of(recipe), CastOptions())
 
 
 def _cast_cuda(x: Any, recipe: str) -> list[Any]:
@@ -63,13 +48,13 @@ def _cast_cuda(x: Any, recipe: str) -> list[Any]:
 
 
 def _cast_fake(x: Any, recipe: str) -> list[Any]:
-    parts = output_parts(list(x.shape), recipe)
+    parts = tensors.output_parts(list(x.shape), recipe)
     if x.is_cuda and triton.TRITON_AVAILABLE and parts[1] is not None:
         from breccia.kernels.triton import ops
 
         strides = ops.scale_strides(list(parts[1][0]), recipe_of(recipe))
         parts[1] = parts[1] if strides is None else (parts[1][0], strides, parts[1][2])
-    return empty(parts, x.device)
+    return tensors.empty(parts, x.device)
 
 
 def _silu_mul_anywhere(gate: Any, up: Any, recipe: str) -> list[Any]:
@@ -112,12 +97,12 @@ def _rms_norm_fake(x: Any, residual: Any, weight: Any, eps: float, recipe: str) 
 def _dequantize_cpu(parts: list[Any], key: str, dtype: Any) -> Any:
     scaled = unflatten(parts, key)
     out = torch.empty(scaled.shape, dtype=dtype)
-    _core.dequantize_into(scaled._core, core_array(out, "out"))
+    _core.dequantize_into(scaled._core, tensors.core_array(out, "out"))
     return out
 
 
 def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
-    return whole_array_dequantize(unflatten(parts, key), dtype)
+    return tensors.whole_array_dequantize(unflatten(parts, key), dtype)
 
 
 def _dequantize_cuda(parts: list[Any], key: str, dtype: Any) -> Any:
@@ -132,11 +117,11 @@ def _dequantize_fake(parts: list[Any], key: str, dtype: Any) -> Any:
 
 
 def _requantize_cpu(parts: list[Any], key: str, recipe: str) -> list[Any]:
-    return flatten(requantize_here(unflatten(parts, key), recipe_of(recipe)))[0]
+    return flatten(tensors.requantize_here(unflatten(parts, key), recipe_of(recipe)))[0]
 
 
 def _requantize_anywhere(parts: list[Any], key: str, recipe: str) -> list[Any]:
-    return whole_array_requantize(unflatten(parts, key), recipe_of(recipe))
+    return tensors.whole_array_requantize(unflatten(parts, key), recipe_of(recipe))
 
 
 def _requantize_cuda(parts: list[Any], key: str, recipe: str) -> list[Any]:
@@ -146,15 +131,15 @@ def _requantize_cuda(parts: list[Any], key: str, recipe: str) -> list[Any]:
 
 
 def _requantize_fake(parts: list[Any], key: str, recipe: str) -> list[Any]:
-    return empty(output_parts(list(unflatten(parts, key).shape), recipe), parts[0].device)
+    return tensors.empty(tensors.output_parts(list(unflatten(parts, key).shape), recipe), parts[0].device)
 
 
-def _core_operand(tensors: list[Any], key: str, argument: str) -> Any:
-    return core_of(tensors, key) if key else core_array(tensors[0], argument)
+def _core_operand(parts: list[Any], key: str, argument: str) -> Any:
+    return tensors.core_of(parts, key) if key else tensors.core_array(parts[0], argument)
 
 
-def _shape_of(tensors: list[Any], key: str) -> Any:
-    return unflatten(tensors, key).shape
+def _shape_of(parts: list[Any], key: str) -> Any:
+    return unflatten(parts, key).shape
 
 
 @functools.cache
@@ -195,14 +180,14 @@ def matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: An
     left, right = _core_operand(a, a_key, "a"), _core_operand(b, b_key, "b")
     shapes = [list(one.shape if key else parts[0].shape) for one, key, parts in ((left, a_key, a), (right, b_key, b))]
     out = torch.empty(_core.matmul_shape(*shapes), dtype=out_dtype)
-    _core.matmul_into(left, right, core_array(out, "out"), precision)
+    _core.matmul_into(left, right, tensors.core_array(out, "out"), precision)
     return out
 
 
 def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
     values = [
-        _dequantize_anywhere(tensors, key, torch.float32) if key else tensors[0].float()
-        for tensors, key in ((a, a_key), (b, b_key))
+        _dequantize_anywhere(parts, key, torch.float32) if key else parts[0].float()
+        for parts, key in ((a, a_key), (b, b_key))
     ]
     _core.matmul_shape(list(values[0].shape), list(values[1].shape))
     return torch.matmul(*values).to(out_dtype)
@@ -235,9 +220,9 @@ def _matmul_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _matmul_backward(ctx: Any, grad: Any) -> Any:
     a_key, b_key, count = ctx.keys
-    tensors = list(ctx.saved_tensors)
-    left, right = unflatten(tensors[:count], a_key), unflatten(tensors[count:], b_key)
-    grads: list[Any] = [[None] * count, None, [None] * (len(tensors) - count), None, None, None]
+    saved = list(ctx.saved_tensors)
+    left, right = unflatten(saved[:count], a_key), unflatten(saved[count:], b_key)
+    grads: list[Any] = [[None] * count, None, [None] * (len(saved) - count), None, None, None]
     if not a_key and ctx.needs_input_grad[0][0]:
         product = torch.ops.breccia.matmul([grad], "", *flatten(right.mT), left.dtype, "exact")
         grads[0] = [product.sum_to_size(left.shape)]
@@ -259,7 +244,9 @@ def _grouped_cpu(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: An
     rows, columns = _shape_of(x, x_key)[0], _shape_of(w, w_key)[1]
     ends = checked_offsets(offsets, rows)
     out = torch.empty((rows, columns), dtype=dtype)
-    _core.grouped_matmul_into(_core_operand(x, x_key, "x"), core_of(w, w_key), ends, core_array(out, "out"))
+    _core.grouped_matmul_into(
+        _core_operand(x, x_key, "x"), tensors.core_of(w, w_key), ends, tensors.core_array(out, "out")
+    )
     return out
 
 
@@ -280,11 +267,11 @@ def _grouped_fake(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: A
 def _straight_through(x: Any, recipe: str, clipped: bool, low: float | None, high: float | None) -> Any:
     what = recipe_of(recipe)
     made = torch.ops.breccia.cast(x, recipe)
-    scaled = parts_to_tensor(made, x.shape, what, dtype_name(x))
+    scaled = tensors.parts_to_tensor(made, x.shape, what, tensors.dtype_name(x))
     values = torch.ops.breccia.dequantize(*flatten(scaled), x.dtype)
     if not clipped:
         return values, torch.empty(0, dtype=torch.bool, device=x.device)
-    bounds = whole_array.saturation(NAMESPACE, scaled, raw)
+    bounds = whole_array.saturation(tensors.NAMESPACE, scaled, tensors.raw)
     lower = bounds[0] if low is None else low
     upper = bounds[1] if high is None else high
     return values, ((x >= lower) & (x <= upper)).expand(x.shape).contiguous()

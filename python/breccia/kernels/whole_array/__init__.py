@@ -6,7 +6,7 @@ is many times faster on a CPU: these are for devices it cannot reach, for tracin
 `breccia.cast` that it does not have.
 """
 
-from breccia.kernels.whole_array.convert import requantize
+from breccia.kernels.whole_array.exact import requantize
 from breccia.kernels.whole_array.quantize import Parts, cast, cast_scaled
 from breccia.kernels.whole_array.random import hadamard
 from breccia.kernels.whole_array.values import dequantize, saturation

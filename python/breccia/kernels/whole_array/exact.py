@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales under which a block keeps every value, and NVFP4's two levels under which a tensor does:
-``cpp/src/quantize/exact_scale.cpp`` and ``exact_two_level.cpp`` over whole arrays."""
+"""From recipe to recipe, by scales under which a block keeps every value, and NVFP4's two levels under which a tensor
+does: ``cpp/src/quantize/requantize.cpp``, ``exact_scale.cpp`` and ``exact_two_level.cpp`` over whole arrays."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from breccia.kernels.whole_array import quantize
+from breccia.kernels.whole_array import values as values_of
 from breccia.kernels.whole_array.namespace import ABS_MASK, Namespace
-from breccia.kernels.whole_array.quantize import Grid, assemble, encode_blocks
-from breccia.kernels.whole_array.rules import MAGIC, Global, Scale, Stats, decode_table, encode, stored_scale
+from breccia.kernels.whole_array.rules import MAGIC, Global, Scale, Stats, decode_table, encode, stats_of, stored_scale
 from breccia.kernels.whole_array.spec import Element, Spec
-from breccia.recipes import global_divides
+from breccia.recipes import ScalingRecipe, global_divides
 from breccia.scaled_tensor import ScaledTensor
+from breccia.verbs.cast_options import CastOptions
 
-_AXES = (2, 4)  # of a block, in a Grid's five axes
 _TOLERANCE = 1.0 / 512  # of fractions whose denominators are at most 255
 _SIGNIFICANDS = {  # in the order of their odd parts
     1: (2, 3),
@@ -25,6 +26,83 @@ _SIGNIFICANDS = {  # in the order of their odd parts
     3: (8, 12, 10, 14, 9, 11, 13, 15),
     4: (16, 24, 20, 28, 18, 22, 26, 30, 17, 19, 21, 23, 25, 27, 29, 31),
 }
+_MAGNITUDES = (6.0, 4.0, 3.0, 2.0, 1.5, 1.0, 0.5)
+
+
+def requantize(xp: Namespace, scaled: ScaledTensor, recipe: ScalingRecipe, raw: Any) -> quantize.Parts:
+    """Each block keeps a scale that loses nothing when there is one; else it is cast afresh."""
+    x = values_of.dequantize(xp, scaled, raw)
+    x = x if tuple(x.shape) == tuple(scaled.shape) else x.reshape(tuple(scaled.shape))
+    grid, spec = quantize.Grid(tuple(x.shape), recipe), Spec.of(recipe)
+    if grid.empty:
+        return quantize.cast(xp, x, recipe, CastOptions())
+    blocks = grid.split(xp, x)
+    stats = stats_of(xp, blocks, quantize.AXES, spec.rule == "asymmetric")
+    inside = _inside_one_block(grid, scaled)
+    own = None if inside is None else _own_scale(xp, x, grid, scaled, raw, inside)
+    if spec.two_level:
+        level = stats.amax * 0 if own is None else own
+        found, made = two_level(xp, blocks, grid, spec, stats, level, scaled)
+        pairs = zip(made, quantize.cast(xp, x, recipe, CastOptions()), strict=True)
+        return quantize.Parts(*(None if part is None else xp.where(found, part, fresh) for part, fresh in pairs))
+    trials = [] if own is None else [own if spec.element.is_integer else xp.floats(xp.bits(own) & ABS_MASK)]
+    if not spec.element.is_integer:
+        trials.append(_power_of_two(xp, stats.amax, spec))
+    if spec.scale != "e8m0":
+        trials += common_scales(xp, blocks, stats, spec)
+    chosen = quantize.best_scale(xp, blocks, grid, spec, stats, None)
+    exact = chosen
+    taken = stats.has_nan & False
+    for scale in trials:
+        stored, good = kept(xp, blocks, stats, scale, spec)
+        good = good & ~taken
+        exact = quantize.choose(xp, good, stored, exact)
+        taken = taken | good
+    if spec.expanded:
+        return quantize.expanded(xp, blocks, grid, spec, stats, exact, taken)
+    # A block with an exact scale is divided by it, whatever the recipe's rule does.
+    codes = xp.where(
+        taken,
+        quantize.encode_blocks(xp, blocks, dataclasses.replace(spec, multiply=False), stats, exact),
+        quantize.encode_blocks(xp, blocks, spec, stats, chosen),
+    )
+    return quantize.assemble(xp, codes, grid, spec, stats, exact, None)
+
+
+def _own_scale(xp: Namespace, x: Any, grid: quantize.Grid, scaled: ScaledTensor, raw: Any, inside: Any) -> Any:
+    """The source's scale of each target block, 0 where it has several."""
+    own = values_of.spread(xp, values_of.scales(xp, scaled, raw), scaled)
+    own = grid.split(xp, own + x * 0 if tuple(own.shape) != tuple(x.shape) else own)[:, :, :1, :, :1]
+    return xp.where(xp.constant(np.asarray(inside), "bool", x), own, own * 0)
+
+
+def _inside_one_block(grid: quantize.Grid, scaled: ScaledTensor) -> Any:
+    """Of each target block, whether it lies in one block of the source: a NumPy array, or None where none does."""
+    if grid.whole and math.prod(scaled.shape[:-2]) > 1:
+        level = scaled.global_scale
+        one = math.prod(scaled.scale.shape) == 1 and (level is None or math.prod(level.shape) == 1)
+        return np.ones((1, 1, 1, 1, 1), bool) if one else None
+    sizes = dict(values_of.block_sizes(scaled.layout))
+    if scaled.layout.name == "per_channel":
+        other = -3 - scaled.layout.axis
+        sizes = {other: 1}
+    elif scaled.layout.name == "per_block_k":
+        sizes[-3 - scaled.layout.axis] = 1
+    ok = []
+    for at, (extent, block) in ((-2, (grid.rows, grid.block[0])), (-1, (grid.cols, grid.block[1]))):
+        begin = np.arange(0, extent, block)
+        last = np.minimum(begin + block, extent) - 1
+        size = sizes.get(at, extent)
+        ok.append(begin // size == last // size)
+    inside = ok[0][:, None] & ok[1][None, :]
+    return inside[None, :, None, :, None] if inside.any() else None
+
+
+def _power_of_two(xp: Namespace, amax: Any, spec: Spec) -> Any:
+    """amax / max rounded up to a power of two; 0 where there is none."""
+    quotient = xp.bits(xp.divide(amax, xp.number(spec.element.max, amax)))
+    up = (quotient + 0x007F_FFFF) & 0x7F80_0000
+    return xp.floats(xp.where((up < 0x7F80_0000) & (amax != 0), up, up * 0))
 
 
 def stored_exactly(xp: Namespace, scale: Any, spec: Spec) -> tuple[Scale, Any]:
@@ -61,7 +139,7 @@ def loses_nothing(xp: Namespace, blocks: Any, scale: Scale, element: Element) ->
         values = values - scale.zero_point
     values = values * scale.decoded
     different = blocks != values if element.has_one_zero else xp.bits(blocks) != xp.bits(values)
-    return ~xp.any(different, _AXES)
+    return ~xp.any(different, quantize.AXES)
 
 
 def common_scales(xp: Namespace, blocks: Any, stats: Stats, spec: Spec) -> list[Any]:
@@ -93,7 +171,7 @@ def _float_scale(xp: Namespace, blocks: Any, ratio: Any, stats: Stats, spec: Spe
     found = stats.has_nan & False
     for significand in _SIGNIFICANDS[element.mantissa_bits]:
         bits = xp.bits(ratio * xp.number(float(significand), ratio)) + 16
-        possible = ~xp.any(((bits & rest) >= 32) & (ratio != 0), _AXES)
+        possible = ~xp.any(((bits & rest) >= 32) & (ratio != 0), quantize.AXES)
         for p in _magnitudes(significand, spec):
             scale = xp.divide(stats.amax, xp.number(p, ratio))
             good = possible & ~found & _is_product(xp, scale, p, stats, spec)
@@ -136,7 +214,7 @@ def _integer_scale(xp: Namespace, blocks: Any, ratio: Any, stats: Stats, spec: S
     for _ in range(limit.bit_length()):
         multiple = ratio * denominator
         distance = multiple - ((multiple + magic) - magic)
-        fraction = xp.max(xp.floats(xp.bits(distance) & ABS_MASK), _AXES)
+        fraction = xp.max(xp.floats(xp.bits(distance) & ABS_MASK), quantize.AXES)
         more = (fraction >= xp.number(_TOLERANCE, ratio)) & (denominator <= most)
         denominator = xp.where(more, denominator * _denominator(xp, fraction), denominator)
     n = denominator
@@ -146,9 +224,9 @@ def _integer_scale(xp: Namespace, blocks: Any, ratio: Any, stats: Stats, spec: S
         n = -xp.max(xp.where(good, -n, n * 0 - xp.number(1e6, ratio)), (4,))
     scale = xp.divide(stats.amax, n)
     if not asymmetric:
-        turned = xp.any(blocks == -stats.amax, _AXES)
+        turned = xp.any(blocks == -stats.amax, quantize.AXES)
         if element.lowest < 0:
-            turned = (n > xp.number(element.max, ratio)) & xp.any(blocks == stats.amax, _AXES)
+            turned = (n > xp.number(element.max, ratio)) & xp.any(blocks == stats.amax, quantize.AXES)
         scale = xp.where(turned, -scale, scale)
     return xp.where(n <= most, scale, scale * 0)
 
@@ -165,9 +243,6 @@ def _denominator(xp: Namespace, fraction: Any) -> Any:
     return (xp.divide(one, a) + magic) - magic
 
 
-_MAGNITUDES = (6.0, 4.0, 3.0, 2.0, 1.5, 1.0, 0.5)
-
-
 @dataclasses.dataclass
 class _Options:
     """What each block's scale may be, along the last axis: its own, then amax over each magnitude."""
@@ -177,7 +252,9 @@ class _Options:
     is_free: Any  # whatever the global scale
 
 
-def two_level(xp: Namespace, blocks: Any, grid: Grid, spec: Spec, stats: Stats, own: Any, source: ScaledTensor) -> Any:
+def two_level(
+    xp: Namespace, blocks: Any, grid: quantize.Grid, spec: Spec, stats: Stats, own: Any, source: ScaledTensor
+) -> Any:
     """NVFP4's: (whether there are such levels, the parts); ``own`` is the source's scale of each block, 0 where it has
     more."""
     trials = []
@@ -198,8 +275,8 @@ def two_level(xp: Namespace, blocks: Any, grid: Grid, spec: Spec, stats: Stats, 
         level = xp.where(good, candidate, level)
         found = found | good
     scale = _scales(xp, options, level, stats, spec)
-    codes = encode_blocks(xp, blocks, dataclasses.replace(spec, multiply=False), stats, scale)
-    return found, assemble(xp, codes, grid, spec, stats, scale, Global(level, level))
+    codes = quantize.encode_blocks(xp, blocks, dataclasses.replace(spec, multiply=False), stats, scale)
+    return found, quantize.assemble(xp, codes, grid, spec, stats, scale, Global(level, level))
 
 
 def _levels(xp: Namespace, options: _Options, stats: Stats, spec: Spec, source: ScaledTensor) -> Any:

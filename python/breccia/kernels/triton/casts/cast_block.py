@@ -10,23 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.device.codecs import (
-    E2M1,
-    E4M3,
-    absmax,
-    as_float,
-    decode_element,
-    divide,
-    encode_element,
-    encode_nan,
-    mx_exponent,
-    nvfp4_factor,
-    nvfp4_wanted,
-    pack_nibbles,
-    positive,
-    unit_power,
-    widen,
-)
+from breccia.kernels.triton.device import codecs
 from breccia.kernels.triton.device.words import takes, takes_turned
 from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import empty_parts, launch_tiles
@@ -46,16 +30,16 @@ def block_scale(amax, FORM: tl.constexpr, SDT: tl.constexpr, EXACT: tl.constexpr
         if EXACT:
             s = tl.div_rn(amax, tl.full(amax.shape, ELEMENT.max, tl.float32))
         else:
-            s = divide(amax, tl.full(amax.shape, ELEMENT.max, tl.float32), 1.0 / ELEMENT.max, True)
-        s = positive(tl.where(amax == 0, 1.0, s), SDT)
+            s = codecs.divide(amax, tl.full(amax.shape, ELEMENT.max, tl.float32), 1.0 / ELEMENT.max, True)
+        s = codecs.positive(tl.where(amax == 0, 1.0, s), SDT)
         return s, s.to(tl.float32)
     else:
-        e = mx_exponent(amax, ELEMENT, RULE, EXACT)
+        e = codecs.mx_exponent(amax, ELEMENT, RULE, EXACT)
         low: tl.constexpr = 0 if RULE == "rceil" else 1  # floor, ceil and even never divide by a subnormal
         up = tl.where(e == 254, 0x0040_0000, (254 - tl.maximum(e, low)) << 23)
         if RULE == "rceil":
             up = tl.where(e == 0, 0x3F80_0000, up)  # a block below every scale keeps its own values
-        return e.to(tl.uint8), as_float(up)
+        return e.to(tl.uint8), codecs.as_float(up)
 
 
 @triton.jit
@@ -80,10 +64,16 @@ def store_tile(code, scale, to, place, FORM: tl.constexpr, BM: tl.constexpr, BK:
         width = (K + 1) // 2
         half = k0 // 2 + tl.arange(0, BK // 2)
         at = rows.to(tl.int64)[:, None] * width + half[None, :]
-        tl.store(code_ptr + at, pack_nibbles(code, BM, BK), mask=(rows < M)[:, None] & (half < width)[None, :])
+        tl.store(code_ptr + at, codecs.pack_nibbles(code, BM, BK), mask=(rows < M)[:, None] & (half < width)[None, :])
     else:
         at = rows.to(tl.int64)[:, None] * K + cols[None, :]
         tl.store(code_ptr + at, code, mask=(rows < M)[:, None] & (cols < K)[None, :])
+
+
+@triton.jit
+def spread(s):
+    """A number of each block [a, b] for its elements [a, SM, b, G]."""
+    return tl.expand_dims(tl.expand_dims(s, 1), 3)
 
 
 @triton.jit
@@ -102,15 +92,15 @@ def _cast_nvfp4_tile(raw, to, place, stat_ptr, FORM: tl.constexpr, BM: tl.conste
     """FORM's rule: transformer_engine or torchao (two levels), single (one)."""
     RULE: tl.constexpr = FORM.rule
     x = tl.reshape(raw.to(tl.float32), [BM, BK // 16, 16])
-    top = absmax(x, 2)
+    top = codecs.absmax(x, 2)
     amax = top
     nan = tl.where(top != top, 1, 0)
     if tl.max(tl.max(tl.where(top < float("inf"), 0, 1), axis=1), axis=0) != 0:
-        amax = absmax(tl.where(tl.abs(x) < float("inf"), x, 0.0), 2)
+        amax = codecs.absmax(tl.where(tl.abs(x) < float("inf"), x, 0.0), 2)
         x = tl.where(tl.expand_dims(nan, 2) != 0, 0.0, x)
-    code8 = encode_element(nvfp4_wanted(amax, stat_ptr, RULE), E4M3)
-    y = x * tl.expand_dims(nvfp4_factor(decode_element(code8, E4M3), stat_ptr, RULE), 2)
-    code = tl.reshape(encode_element(y, E2M1), [BM, BK])
+    code8 = codecs.encode_element(codecs.nvfp4_wanted(amax, stat_ptr, RULE), codecs.E4M3)
+    y = x * tl.expand_dims(codecs.nvfp4_factor(codecs.decode_element(code8, codecs.E4M3), stat_ptr, RULE), 2)
+    code = tl.reshape(codecs.encode_element(y, codecs.E2M1), [BM, BK])
     scale = tl.where(nan != 0, 0x7F, code8.to(tl.int32)).to(tl.uint8)
     store_tile(code, scale, (to[0], to[1], None, 1), place, FORM, BM, BK)
 
@@ -123,7 +113,7 @@ def _cast_plain_tile(raw, again, to, place, FORM: tl.constexpr, BM: tl.constexpr
     G: tl.constexpr = FORM.cols
     live = inside(place, BM, BK)
     x = tl.reshape(raw.to(tl.float32), [BM // SM, SM, BK // G, G])
-    top = absmax(absmax(x, 3), 1)  # [BM / SM, BK / G]
+    top = codecs.absmax(codecs.absmax(x, 3), 1)  # [BM / SM, BK / G]
     power = tl.full(top.shape, 1.0, tl.float32)
     # Ordinary blocks are finite, and for the short division far from the ends of float32's range.
     ordinary = (top < 1.0e24) & ((top > 1.0e-24) | (top == 0))
@@ -131,15 +121,15 @@ def _cast_plain_tile(raw, again, to, place, FORM: tl.constexpr, BM: tl.constexpr
     nan = tl.where(ordinary, 0, 0)
     if odd:
         finite = tl.where(tl.abs(x) < float("inf"), x, 0.0)
-        amax = absmax(absmax(finite, 3), 1)
+        amax = codecs.absmax(codecs.absmax(finite, 3), 1)
         poisoned = top != top
         nan = tl.where(poisoned, 1, 0)
         if not ELEMENT.has_nan:
-            x = tl.where(tl.expand_dims(tl.expand_dims(poisoned, 1), 3), 0.0, x)
+            x = tl.where(spread(poisoned), 0.0, x)
         scale, factor = block_scale(amax, FORM, SDT, True)
         if FORM.rule == "divide":
-            power = unit_power(factor)
-            x = x * tl.expand_dims(tl.expand_dims(power, 1), 3)
+            power = codecs.unit_power(factor)
+            x = x * spread(power)
             x = tl.minimum(
                 tl.maximum(x, -3.0e30, propagate_nan=tl.PropagateNan.ALL), 3.0e30, propagate_nan=tl.PropagateNan.ALL
             )
@@ -149,14 +139,14 @@ def _cast_plain_tile(raw, again, to, place, FORM: tl.constexpr, BM: tl.constexpr
         factor = factor * power
         r = 1.0 / factor
         fine: tl.constexpr = raw.dtype == tl.float32 or ELEMENT.hi > 15
-        y = divide(x, tl.expand_dims(tl.expand_dims(factor, 1), 3), tl.expand_dims(tl.expand_dims(r, 1), 3), fine)
+        y = codecs.divide(x, spread(factor), spread(r), fine)
     else:
-        y = x * tl.expand_dims(tl.expand_dims(factor, 1), 3)  # a power of two: the product is the quotient
-    code = tl.reshape(encode_element(y, ELEMENT), [BM, BK])
+        y = x * spread(factor)  # a power of two: the product is the quotient
+    code = tl.reshape(codecs.encode_element(y, ELEMENT), [BM, BK])
     if ELEMENT.has_nan:
         if odd:
             given = raw if again is None else tl.load(again[0] + again[1], mask=live, other=0)
-            code = encode_nan(code, widen(given), ELEMENT)
+            code = codecs.encode_nan(code, codecs.widen(given), ELEMENT)
     elif FORM.rule == "divide":
         scale = tl.where(nan != 0, float("nan"), scale.to(tl.float32)).to(SDT)
     else:

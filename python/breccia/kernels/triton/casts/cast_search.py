@@ -16,22 +16,7 @@ import triton
 import triton.language as tl
 
 from breccia.kernels.triton.casts.cast_tensor import statistics
-from breccia.kernels.triton.device.codecs import (
-    E4M3,
-    absmax,
-    as_float,
-    decode_float,
-    divide,
-    encode_element,
-    encode_nan,
-    mx_exponent,
-    nvfp4_factor,
-    nvfp4_wanted,
-    pack_nibbles,
-    positive,
-    unit_power,
-    widen,
-)
+from breccia.kernels.triton.device import codecs
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import empty_parts, launch
@@ -45,7 +30,7 @@ NVFP4_RULES = ("transformer_engine", "torchao")
 def stored_scale(s, SDT: tl.constexpr):
     """(stored, decoded): `codecs.positive` of the magnitude, with the sign."""
     bits = s.to(tl.int32, bitcast=True)
-    size = positive(as_float(bits & 0x7FFF_FFFF), SDT).to(tl.float32)
+    size = codecs.positive(codecs.as_float(bits & 0x7FFF_FFFF), SDT).to(tl.float32)
     decoded = tl.where(bits < 0, -size, size)
     return decoded.to(SDT), decoded
 
@@ -54,14 +39,14 @@ def stored_scale(s, SDT: tl.constexpr):
 def nvfp4_candidate(amax, candidate, stat_ptr, RULE: tl.constexpr):
     """(E4M3 code, value, factor)."""
     lowest: tl.constexpr = 8 if RULE == "torchao" else 1
-    code = encode_element(nvfp4_wanted(amax, stat_ptr, RULE), E4M3).to(tl.int32)
+    code = codecs.encode_element(codecs.nvfp4_wanted(amax, stat_ptr, RULE), codecs.E4M3).to(tl.int32)
     # 0, 1, -1, 2, -2, 3, 4, 5, 6
     offset = tl.where(candidate > 4, candidate - 2, ((candidate + 1) // 2) * tl.where(candidate % 2 == 1, 1, -1))
     moved = code + offset
     code = tl.where((moved < lowest) | (moved > 0x7E), code, moved)
-    v = decode_float(code, E4M3)
+    v = codecs.decode_float(code, codecs.E4M3)
     value = v if RULE == "single" else v * tl.load(stat_ptr + 2)
-    return code, value, nvfp4_factor(v, stat_ptr, RULE)
+    return code, value, codecs.nvfp4_factor(v, stat_ptr, RULE)
 
 
 @triton.jit
@@ -69,13 +54,13 @@ def mx_candidate(amax, candidate, FORM: tl.constexpr):
     """(E8M0 code, value, factor)."""
     ELEMENT: tl.constexpr = FORM.element
     RULE: tl.constexpr = FORM.rule
-    code = mx_exponent(amax, ELEMENT, RULE, True)
+    code = codecs.mx_exponent(amax, ELEMENT, RULE, True)
     moved = code + tl.where(candidate == 2, -1, candidate)
     code = tl.where((moved < 1) | (moved > 254), code, moved)
-    value = as_float(tl.where(code == 0, 0x0040_0000, code << 23))
+    value = codecs.as_float(tl.where(code == 0, 0x0040_0000, code << 23))
     at_zero: tl.constexpr = 0x3F80_0000 if RULE == "rceil" else 0x7E80_0000
     factor = tl.where(code == 0, at_zero, tl.where(code == 254, 0x0040_0000, (254 - code) << 23))
-    return code, value, as_float(factor)
+    return code, value, codecs.as_float(factor)
 
 
 @triton.jit
@@ -124,10 +109,10 @@ def choose(
 def over(x, factor, DIVIDE: tl.constexpr):
     """x [R, n] over or times a factor [R], which may be negative; beyond every format where the quotient is."""
     if DIVIDE:
-        power = unit_power(tl.abs(factor))
+        power = codecs.unit_power(tl.abs(factor))
         d = tl.expand_dims(factor * power, 1)
         x = tl.minimum(tl.maximum(x * tl.expand_dims(power, 1), -3.0e30), 3.0e30)
-        return divide(x, d, 1.0 / d, True)
+        return codecs.divide(x, d, 1.0 / d, True)
     else:
         return x * tl.expand_dims(factor, 1)
 
@@ -145,7 +130,7 @@ def squared_error(x, unit, factor, value, zero, DIVIDE: tl.constexpr, ELEMENT: t
     else:
         a = tl.minimum(tl.abs(y), ELEMENT.max)
         e = tl.maximum((a.to(tl.int32, bitcast=True) >> 23) - 127, ELEMENT.emin)
-        magic = as_float((e + (23 - ELEMENT.mantissa + 127)) << 23)
+        magic = codecs.as_float((e + (23 - ELEMENT.mantissa + 127)) << 23)
         error = ((a + magic) - magic) * value - tl.abs(x * unit)
     return error * error
 
@@ -183,7 +168,7 @@ def cast_search_kernel(
     amax = tl.max(tl.abs(clean), axis=1)
     low = tl.minimum(tl.min(clean, axis=1), 0.0)
     high = tl.maximum(tl.max(clean, axis=1), 0.0)
-    top = absmax(x, 1)
+    top = codecs.absmax(x, 1)
     nan = top != top  # noqa: PLR0124
     own = tl.full([], 0, tl.int32)
     best, value, factor, zero = choose(amax, low, high, own, stat_ptr, FORM, NVFP4, DIVIDE, SDT)
@@ -193,7 +178,7 @@ def cast_search_kernel(
         for i in tl.static_range(16, G, 16):
             xs = xs + (tl.load(x_ptr + lanes + i, mask=live[:, None], other=0).to(tl.float32),)  # type: ignore[assignment]
         exponent = amax.to(tl.int32, bitcast=True) >> 23
-        unit = as_float(tl.minimum(tl.maximum(254 - exponent, 1), 253) << 23)
+        unit = codecs.as_float(tl.minimum(tl.maximum(254 - exponent, 1), 253) << 23)
         searches = (top < float("inf")) & (amax != 0)
         least = block_error(xs, unit, factor, value * unit, zero, FORM, R, DIVIDE)
         for candidate in range(1, CANDIDATES):
@@ -221,13 +206,13 @@ def cast_search_kernel(
         code = tl.where(tl.expand_dims(tl.where(nan, 1, 0), 1) != 0, 0, code.to(tl.int32)).to(tl.uint8)
         tl.store(zero_ptr + block, tl.where(nan, 0.0, zero).to(tl.int32).to(tl.uint8), mask=live)
     else:
-        code = encode_element(y, ELEMENT)
+        code = codecs.encode_element(y, ELEMENT)
         if ELEMENT.has_nan:
-            code = encode_nan(code, widen(raw), ELEMENT)
+            code = codecs.encode_nan(code, codecs.widen(raw), ELEMENT)
     tl.store(scale_ptr + block, best, mask=live)
     if FORM.packed:
         to = block.to(tl.int64)[:, None] * (G // 2) + tl.arange(0, G // 2)[None, :]
-        tl.store(code_ptr + to, pack_nibbles(code, R, G), mask=live[:, None])
+        tl.store(code_ptr + to, codecs.pack_nibbles(code, R, G), mask=live[:, None])
     else:
         tl.store(code_ptr + block.to(tl.int64)[:, None] * G + tl.arange(0, G)[None, :], code, mask=live[:, None])
 

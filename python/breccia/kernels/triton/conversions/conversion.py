@@ -13,24 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.casts.cast_block import block_scale, store_tile
+from breccia.kernels.triton.casts.cast_block import block_scale, spread, store_tile
 from breccia.kernels.triton.conversions.dequant import load_scale, load_values
-from breccia.kernels.triton.device.codecs import (
-    absmax,
-    as_float,
-    decode_element,
-    divide,
-    encode_element,
-    encode_nan,
-    round_int,
-)
+from breccia.kernels.triton.device import codecs
 from breccia.kernels.triton.recipes import Plan, Source
 from breccia.kernels.triton.runtime import empty_parts, launch_tiles
-
-
-@triton.jit
-def spread(s):
-    return tl.expand_dims(tl.expand_dims(s, 1), 3)
 
 
 @triton.jit
@@ -41,7 +28,7 @@ def scaled(x, factor, odd, RULE: tl.constexpr):
         if odd:
             y = tl.div_rn(x, tl.broadcast_to(f, x.shape))
         else:
-            y = divide(x, f, 1.0 / f, True)
+            y = codecs.divide(x, f, 1.0 / f, True)
     else:
         y = x * f
     return y
@@ -61,7 +48,7 @@ def exactly(s, RULE: tl.constexpr, SDT: tl.constexpr):
         tiny = bits == 0x0040_0000
         code = tl.where(fits, code, 0)
         factor = tl.where(code == 254, 0x0040_0000, (254 - code) << 23)
-        return code.to(tl.uint8), as_float(factor), fits | tiny
+        return code.to(tl.uint8), codecs.as_float(factor), fits | tiny
 
 
 @triton.jit
@@ -71,9 +58,9 @@ def keeps(x, s, factor, odd, FORM: tl.constexpr):
     RULE: tl.constexpr = FORM.rule
     y = scaled(x, factor, odd, RULE)
     if ELEMENT.is_integer:  # which has one zero
-        different = tl.where(round_int(y, ELEMENT.lo, ELEMENT.hi).to(tl.float32) * spread(s) != x, 1, 0)
+        different = tl.where(codecs.round_int(y, ELEMENT.lo, ELEMENT.hi).to(tl.float32) * spread(s) != x, 1, 0)
     else:
-        v = decode_element(encode_element(y, ELEMENT), ELEMENT) * spread(s)
+        v = codecs.decode_element(codecs.encode_element(y, ELEMENT), ELEMENT) * spread(s)
         different = tl.where(v.to(tl.int32, bitcast=True) != x.to(tl.int32, bitcast=True), 1, 0)
     return tl.max(tl.max(different, axis=3), axis=1) == 0
 
@@ -95,12 +82,12 @@ def exact_tile(v, own, to, place, FORM: tl.constexpr, BM: tl.constexpr, BK: tl.c
     x = tl.reshape(v, [BM // SM, SM, BK // G, G])
     if not ELEMENT.is_integer:  # whose codes have the sign of the value
         own = tl.abs(own)
-    top = absmax(absmax(x, 3), 1)
+    top = codecs.absmax(codecs.absmax(x, 3), 1)
     finite = top < float("inf")
     nan = top != top  # noqa: PLR0124
     amax = top
     if some(~finite):
-        amax = absmax(absmax(tl.where(tl.abs(x) < float("inf"), x, 0.0), 3), 1)
+        amax = codecs.absmax(codecs.absmax(tl.where(tl.abs(x) < float("inf"), x, 0.0), 3), 1)
         if not ELEMENT.has_nan:
             x = tl.where(spread(tl.where(nan, 1, 0)) != 0, 0.0, x)
     scale, factor = block_scale(amax, FORM, SDT, True)
@@ -118,16 +105,16 @@ def exact_tile(v, own, to, place, FORM: tl.constexpr, BM: tl.constexpr, BK: tl.c
     if not ELEMENT.is_integer:
         bits = tl.div_rn(amax, tl.full(amax.shape, ELEMENT.max, tl.float32)).to(tl.int32, bitcast=True)
         up = (bits + 0x7F_FFFF) & 0x7F80_0000
-        power = as_float(tl.where((up < 0x7F80_0000) & (amax != 0), up, 0))
+        power = codecs.as_float(tl.where((up < 0x7F80_0000) & (amax != 0), up, 0))
         stored, by, fits = exactly(power, RULE, SDT)
         fits = fits & finite & ~done
         if some(fits):
             kept = fits & keeps(x, power, tl.where(fits, by, 1.0), odd, FORM)
             scale = tl.where(kept, stored.to(tl.float32), scale.to(tl.float32)).to(SDT)
             factor = tl.where(kept, by, factor)
-    code = tl.reshape(encode_element(scaled(x, factor, odd, RULE), ELEMENT), [BM, BK])
+    code = tl.reshape(codecs.encode_element(scaled(x, factor, odd, RULE), ELEMENT), [BM, BK])
     if ELEMENT.has_nan:
-        code = encode_nan(code, v, ELEMENT)
+        code = codecs.encode_nan(code, v, ELEMENT)
     elif RULE == "divide":
         scale = tl.where(nan, float("nan"), scale.to(tl.float32)).to(SDT)
     else:
