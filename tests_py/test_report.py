@@ -89,7 +89,7 @@ def test_the_page_shows_what_was_found(pair: tuple[Path, Path], tmp_path: Path) 
     assert len(ranked) == len(NAMES)
     (worst,) = (attrs["id"] for attrs in page.having("tr") if attrs.get("class") == "low")
     assert ranked[0]["id"] == worst
-    assert any(text.startswith(f"{BAD}: ") and "is below 12 dB" in text for text in page.texts)
+    assert any(text.startswith(f"failed: {BAD} (") and "below 12 dB" in text for text in page.texts)
 
 
 def test_rooms_have_all_bytes(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_rooms_have_all_bytes(tmp_path: Path) -> None:
     arrays = {f"{name}.weight": weight(64, 64) for name in shapes}
     save_arrays(arrays, tmp_path / "x.safetensors")
     data = gather(tmp_path / "x.safetensors")
-    assert {one["room"]: one["tensors"] for one in data["rooms"]} == Counter(shapes.values())
+    assert {one["room"]: one["count"] for one in data["rooms"]} == Counter(shapes.values())
     assert sum(one["nbytes"] for one in data["rooms"]) == data["model"]["nbytes"] == 64 * 64 * 4 * len(arrays)
     assert sum(one["share"] for one in data["rooms"]) == pytest.approx(1)
     (experts,) = (one for one in data["kinds"] if "experts" in one["kind"])

@@ -21,9 +21,11 @@ from breccia.checkpoint.files import disk
 from breccia.checkpoint.judging import histograms, template
 from breccia.checkpoint.judging.output_error import OutputErrors
 from breccia.checkpoint.judging.verify import verify_open
+from breccia.checkpoint.judging.verify_lines import findings
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.models import is_embedding, is_head
 from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.reports import VerifyReport
 from breccia.checkpoint.writing import manifest
 from breccia.schemes import traps
 from breccia.screen import amount
@@ -98,7 +100,7 @@ def gather(
     made = manifest.read(checkpoint.path) or {}
     lost = [str(one) for one in made.get("notes", []) if isinstance(made.get("notes"), list)]
     lost += [f"{name}: {text}" for name, row in rows.items() for text in row["findings"]]
-    lost += [] if verified is None else _failures(verified)
+    lost += [] if verified is None else findings(verified)
     found = sorted(rows.values(), key=lambda row: _urgency(row, moments is not None))
     layers = _layers(rows.values())
     for number, row in enumerate(found):
@@ -110,10 +112,10 @@ def gather(
         "judged": moments is not None,
         "model": _model(checkpoint, rows, made),
         "found": in_words(found),
-        "rooms": _rooms(rows.values()),
+        "rooms": sorted(_groups(rows.values(), "room"), key=lambda one: -one["nbytes"]),
         "lost": list(dict.fromkeys(lost)),
         **_programs(checkpoint),
-        "kinds": _kinds(rows.values()),
+        "kinds": _groups(rows.values(), "kind", "shape", "format"),
         "layers": layers,
         "maps": _maps(layers, reference is not None, moments is not None),
     }
@@ -136,7 +138,7 @@ def _row(checkpoint: Checkpoint, found: Found) -> dict[str, Any]:
         "shape": list(found.shape),
         "weights": weights,
         "nbytes": nbytes,
-        "bits": 8 * nbytes / weights if weights else 0.0,
+        "bits": _bits(weights, nbytes),
         "findings": list(found.findings),
         "sqnr_db": None,
         "output_error": None,
@@ -172,7 +174,7 @@ def _measure(
     reference: Path,
     moments: str | os.PathLike[str] | None,
     progress: bool,
-) -> Mapping[str, Any]:
+) -> VerifyReport:
     """Compare with the reference, and fill the rows: the report of `verify`."""
 
     def look(found: Found, exact: Any, tensor: Any) -> None:
@@ -187,8 +189,8 @@ def _measure(
     ours = {name.removesuffix(".weight"): row for name, row in rows.items()}
     for one in verified["tensors"]:
         row = ours[one["name"].removesuffix(".weight")]
-        row |= {key: one[key] for key in ("mistake", "bound_db")}
-        row["sqnr_db"], row["failed"] = float(one["sqnr_db"]), one["name"] in verified["failed"]
+        row |= {"mistake": one["mistake"], "bound_db": one["bound_db"], "failed": one["name"] in verified["failed"]}
+        row["sqnr_db"] = float(one["sqnr_db"])
         row["output_error"] = float(one["output_error"]) if "output_error" in one else None
     if not verified["tensors"]:
         raise ValueError(f"reference must have tensors of {checkpoint.path}, {reference} has none of them")
@@ -199,17 +201,6 @@ def _scales_of(checkpoint: Checkpoint, found: Found, tensor: Any) -> dict[str, A
     scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
     scales = histograms.scales_of(checkpoint, found, scaled)
     return None if scales is None else histograms.of_scales(scales)
-
-
-def _failures(verified: Mapping[str, Any]) -> list[str]:
-    known = {one["name"]: one for one in verified["tensors"]}
-    said = [f"{name} is missing" for name in verified["missing"]]
-    said += [f"{name} has not the bytes that convert wrote" for name in verified["damaged"]]
-    for name in verified["failed"]:
-        if (one := known.get(name)) is not None:
-            mistake = f", likely mistake: {one['mistake']}" if one["mistake"] else ""
-            said.append(f"{name}: {float(one['sqnr_db']):.1f} dB is below {one['bound_db']:g} dB{mistake}")
-    return said + list(verified["scheme"])
 
 
 def _model(checkpoint: Checkpoint, rows: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,33 +217,39 @@ def _model(checkpoint: Checkpoint, rows: Mapping[str, Any], made: Mapping[str, A
         "files": len(checkpoint.files),
         "weights": weights,
         "nbytes": nbytes,
-        "bits": 8 * nbytes / weights if weights else 0.0,
+        "bits": _bits(weights, nbytes),
         "made_by": f"breccia {made['breccia']}" if "breccia" in made else "",
         "to": str(made.get("to", "")),
         "options": ", ".join(f"{key} {value}" for key, value in given.items()),
     }
 
 
-def _rooms(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Weights and bytes of each room, the largest first."""
-    rows = list(rows)
-    total, found = sum(row["nbytes"] for row in rows), []
-    for room in dict.fromkeys(row["room"] for row in rows):
-        some = [row for row in rows if row["room"] == room]
+def _groups(rows: Iterable[Mapping[str, Any]], *keys: str) -> list[dict[str, Any]]:
+    """Rows that are alike in some keys: their sizes, the median and lowest SQNR of those that are not equal to the
+    reference's, and the place of the worst."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(repr([row[key] for key in keys]), []).append(row)
+    total, found = sum(row["nbytes"] for some in groups.values() for row in some), []
+    for some in groups.values():
         weights, nbytes = (sum(row[key] for row in some) for key in ("weights", "nbytes"))
-        formats = ", ".join(dict.fromkeys(row["format"] for row in some))
-        bits, share = (8 * nbytes / weights if weights else 0.0), (nbytes / total if total else 0.0)
-        sizes = {"tensors": len(some), "weights": weights, "nbytes": nbytes, "bits": bits, "share": share}
-        found.append({"room": room, "formats": formats, **sizes, **_worst(some)})
-    return sorted(found, key=lambda one: -one["nbytes"])
+        known = [row["sqnr_db"] for row in some if row["sqnr_db"] is not None and math.isfinite(row["sqnr_db"])]
+        outputs = [row["output_error"] for row in some if row["output_error"] is not None]
+        group = {key: some[0][key] for key in keys}
+        group |= {"count": len(some), "weights": weights, "nbytes": nbytes, "bits": _bits(weights, nbytes)}
+        group |= {"share": nbytes / total if total else 0.0, "formats": list(dict.fromkeys(r["format"] for r in some))}
+        group |= {"median_db": statistics.median(known) if known else None, "lowest_db": min(known, default=None)}
+        group |= {"output_error": max(outputs, default=None), "worst": min(some, key=_rank)["place"]}
+        found.append(group)
+    return found
 
 
-def _worst(some: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Median and lowest SQNR of tensors that are not equal to the reference's, and the largest output error."""
-    known = [row["sqnr_db"] for row in some if row["sqnr_db"] is not None and math.isfinite(row["sqnr_db"])]
-    outputs = [row["output_error"] for row in some if row["output_error"] is not None]
-    median = statistics.median(known) if known else None
-    return {"median_db": median, "lowest_db": min(known, default=None), "output_error": max(outputs, default=None)}
+def _rank(row: Mapping[str, Any]) -> int:
+    return int(row["rank"])
+
+
+def _bits(weights: int, nbytes: int) -> float:
+    return 8 * nbytes / weights if weights else 0.0
 
 
 def _programs(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -266,30 +263,6 @@ def _programs(checkpoint: Checkpoint) -> dict[str, Any]:
         needs |= {format_.needs: None} if format_.needs else {}
     every = [program for program in known[0] if all(program in some for some in known)]
     return {"programs": every, "needs": list(needs), "readers": traps.readers(checkpoint)}
-
-
-def _kinds(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the layers consist of: an entry for tensors that differ by a number alone, and the worst of them."""
-    groups: dict[Any, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["kind"], tuple(row["shape"]), row["format"]), []).append(row)
-    found = []
-    for (kind, shape, format_), some in groups.items():
-        worst = min(some, key=lambda row: row["rank"])
-        found.append(
-            {
-                "kind": kind,
-                "room": some[0]["room"],
-                "count": len(some),
-                "shape": list(shape),
-                "format": format_,
-                "bits": some[0]["bits"],
-                "nbytes": sum(row["nbytes"] for row in some),
-                "worst": worst["place"],
-                **_worst(some),
-            }
-        )
-    return found
 
 
 def _layers(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

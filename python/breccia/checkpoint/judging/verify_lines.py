@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping
 from typing import Any
 
 from breccia.checkpoint.judging.output_error import lines_of
 from breccia.checkpoint.reports import VerifiedTensor, VerifyReport
 from breccia.screen import fitted, one_line, wrapped
 
-__all__ = ["render"]
+__all__ = ["findings", "render"]
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 _SHOWN = 12  # names in a list
@@ -66,22 +65,32 @@ def _summary(report: VerifyReport) -> list[str]:
         lines += _of_adapter(report)
     if "output_error" in report:
         lines += lines_of(report["output_error"])
-    lines += _listed([f"missing: {name}" for name in report["missing"]])
-    lines += [line for said in report["scheme"] for line in wrapped(f"! {said}")]
-    known = {t["name"]: t for t in tensors}
-    damaged = report["damaged"]
-    other = [f"damaged: {name} (not the bytes that convert wrote, by breccia.json)" for name in damaged]
-    rest = [name for name in report["failed"] if name not in damaged]
-    lines += _listed(other) + _listed([f"failed: {name}{_why(known.get(name))}" for name in rest])
+    lines += [line for some in _findings(report) for line in _listed(some)]
     differ = [t for t in tensors if not t["equal"]]
     found = [_db(t) for t in differ if not math.isnan(_db(t))]
     if found:
         worst = min(differ, key=lambda t: math.inf if math.isnan(_db(t)) else _db(t))
         held = ", ".join(f"{bound:g} dB" for bound in sorted({t["bound_db"] for t in differ}))
         lines += wrapped(f"found: median {statistics.median(found):.2f} dB, lowest {min(found):.2f} dB {worst['name']}")
-        lines.append(f"lowest SQNR allowed: {held}; {_below(report, known)}")
+        lines.append(f"lowest SQNR allowed: {held}; {_below(report)}")
     lines.append("ok" if report["ok"] else "not ok (failed its bound, not the same, or missing)")
     return lines
+
+
+def findings(report: VerifyReport) -> list[str]:
+    """All that is wrong, in words."""
+    return [text for some in _findings(report) for text in some]
+
+
+def _findings(report: VerifyReport) -> list[list[str]]:
+    known = {t["name"]: t for t in report["tensors"]}
+    damaged = report["damaged"]
+    return [
+        [f"missing: {name}" for name in report["missing"]],
+        report["scheme"],
+        [f"damaged: {name} (not the bytes that convert wrote, by breccia.json)" for name in damaged],
+        [f"failed: {name}{_why(known.get(name))}" for name in report["failed"] if name not in damaged],
+    ]
 
 
 def _why(tensor: VerifiedTensor | None) -> str:
@@ -91,8 +100,9 @@ def _why(tensor: VerifiedTensor | None) -> str:
     return f" ({_db(tensor):.2f} dB, below {tensor['bound_db']:g} dB{mistake})"
 
 
-def _below(report: VerifyReport, known: Mapping[str, Any]) -> str:
-    count = sum(name in known for name in report["failed"])
+def _below(report: VerifyReport) -> str:
+    compared = {t["name"] for t in report["tensors"]}
+    count = len(compared.intersection(report["failed"]))
     return f"{count or 'none'} below"
 
 
