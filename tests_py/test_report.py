@@ -122,7 +122,7 @@ def test_errors_of_outputs_have_a_map_and_an_order(pair: tuple[Path, Path], tmp_
     }
     save_moments(moments, tmp_path / "m")
     data, page = made(pair, tmp_path / "p.html", moments=tmp_path / "m")
-    assert [one["title"] for one in data["maps"]] == ["SQNR in dB", "Error of the layer's output in %"]
+    assert [one["title"] for one in data["maps"]] == ["SQNR in dB", "Error of the layer's output"]
     assert sum("style" in attrs for attrs in page.having("td")) == 2 * len(NAMES) - 1
     rows = {one["row"]["name"]: one["row"] for layer in data["layers"] for one in layer["tensors"]}
     known = sorted((row for row in rows.values() if row["output_error"] is not None), key=lambda row: row["rank"])
@@ -195,6 +195,20 @@ def test_the_command(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.Cap
     code, _, err = run(*again, capsys=capsys)
     assert (code, "--reference must have tensors of" in err) == (2, True)
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_manifest_of_odd_words(tmp_path: Path) -> None:
+    """breccia.json of anybody: words of other types are left out."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    save_arrays({"a.0.weight": weight(32, 64)}, folder / "model.safetensors")
+    for odd in (5, "words", {"a": 1}, None, [1, None]):
+        said = {"files": {}, "breccia": odd, "to": odd, "options": odd, "notes": odd}
+        (folder / "breccia.json").write_text(json.dumps(said))
+        (folder / "config.json").write_text(json.dumps({"architectures": odd, "model_type": odd}))
+        data = report(folder, tmp_path / "p.html", force=True)
+        Page((tmp_path / "p.html").read_text(encoding="utf-8"))
+        assert data["lost"] == (["1", "None"] if isinstance(odd, list) else [])
 
 
 @pytest.mark.parametrize("maker", MAKERS)

@@ -98,7 +98,8 @@ def gather(
     else:
         verified = _measure(checkpoint, rows, Path(reference), moments, progress)
     made = manifest.read(checkpoint.path) or {}
-    lost = [str(one) for one in made.get("notes", []) if isinstance(made.get("notes"), list)]
+    noted = made.get("notes")
+    lost = [str(one) for one in noted] if isinstance(noted, list) else []
     lost += [f"{name}: {text}" for name, row in rows.items() for text in row["findings"]]
     lost += [] if verified is None else findings(verified)
     found = sorted(rows.values(), key=lambda row: _urgency(row, moments is not None))
@@ -299,13 +300,8 @@ def _maps(layers: list[dict[str, Any]], compared: bool, judged: bool) -> list[di
         return [_map(layers, "bits", "Bits a weight", lambda bits: f"{bits:.1f}", float, float)]
     maps = [_map(layers, "sqnr_db", "SQNR in dB", decibels, float, float)]
     if judged:
-        title = "Error of the layer's output in %"
-        maps.append(_map(layers, "output_error", title, _in_percent, _loudness, _share))
+        maps.append(_map(layers, "output_error", "Error of the layer's output", percent, _loudness, _share))
     return maps
-
-
-def _in_percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def _loudness(error: float) -> float:
@@ -393,13 +389,9 @@ def decibels(db: float | None) -> str:
     return "equal" if db == math.inf else f"{db:.1f}"
 
 
-def _bound(db: float | None) -> str:
-    return "–" if db is None else f"{db:g}"
-
-
 def percent(share: float | None) -> str:
     """Text of a share."""
-    return "–" if share is None or math.isnan(share) else f"{100 * share:.3g} %"
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.2g}%"
 
 
 def _bars(counts: list[int]) -> str:
@@ -414,11 +406,9 @@ FILTERS: dict[str, Callable[[Any], str]] = {
     "bits": lambda bits: f"{bits:.2f}",
     "count": lambda number: f"{number:,}",
     "db": decibels,
-    "bound": _bound,
     "percent": percent,
     "shape": lambda shape: "×".join(map(str, shape)) or "scalar",
     "bars": _bars,
     "wide": lambda counts: str(2 * len(counts)),
-    "thousandths": lambda share: str(round(1000 * share)),
     "list": ", ".join,
 }
