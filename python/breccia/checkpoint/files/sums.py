@@ -77,12 +77,13 @@ class Sums:
             raise ValueError(_CHANGED.format(name))
 
     def taken(self) -> dict[str, str]:
-        """A line for each name, of which nothing is known here after that."""
+        """A line for each name, of pieces as `joined` has them, of which nothing is known here after that."""
         with self._lock:
             every, self._pieces = self._pieces, {}
         lines = {}
         for name, pieces in every.items():
-            lines[name] = " ".join(starmap(_WORD, sorted(pieces.items())))
+            line = " ".join(starmap(_WORD, pieces.items()))
+            lines[name] = joined(line) if len(pieces) > 1 else line
         return lines
 
 

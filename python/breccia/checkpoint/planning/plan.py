@@ -383,8 +383,7 @@ class Planner:
         for choice in self.choices:
             main = next(iter(choice.found.parts.values()))
             home[id(self.checkpoint.home[main])].append(choice)
-        every = ((file.path.name, home[id(file)]) for file in self.checkpoint.files)
-        return [(name, choices) for name, choices in every if choices]
+        return [(file.path.name, home[id(file)]) for file in self.checkpoint.files if home[id(file)]]
 
 
 def _check_outputs(choices: list[Choice], other: Container | None) -> None:

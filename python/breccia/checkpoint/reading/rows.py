@@ -94,6 +94,8 @@ def pieces_of(checkpoint: Checkpoint, found: Found) -> list[tuple[int, int]]:
     """Runs of rows, or of matrices of a batch, that `piece_of` reads one by one; all in one of a tensor that is not
     large or cannot be cut."""
     rows, origin = found.shape[0] if found.shape else 1, found.origin
+    if 16 * math.prod(found.shape) <= _LARGE:  # more bytes than an element has in any format
+        return [(0, rows)]
     nbytes = max(sum(map(checkpoint.nbytes, origin.members or [found])), 2 * math.prod(found.shape))
     made = origin.rotations or origin.numbers or origin.factor or origin.low_rank or origin.cut
     turned = origin.turned and not (found.format == "plain" and len(found.shape) == 3)

@@ -8,6 +8,7 @@ was killed, or stopped by an error, goes on where it was when the same command r
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -251,7 +252,7 @@ class Job:
             output = {name: sha256_of_file(work.out / name, self.threads) for name, _ in self.plan.files}
             sha256 = {"source": sha256_of_tensors(self.checkpoint.home, self.threads), "files": output}
         place = place_of(work.out / ("" if self.plan.into_directory else work.destination.name))
-        self.manifest.write(place, [*self.plan.notes, *self._of_tensors()], sha256)
+        self.manifest.write(place, [*self.plan.notes, *self._of_tensors], sha256)
 
     def _check_unchanged(self) -> None:
         """Whether the source and the data are what they were when they were opened."""
@@ -276,8 +277,9 @@ class Job:
             f"{name}: not finite where numbers are beyond the range of what they are written in" for name in beyond
         ]
         told = [f"{name}: {said['note']}" for name, said in self.rounded.items() if "note" in said]
-        return [*self.notes, *finite, *told, *self._of_tensors()]
+        return [*self.notes, *finite, *told, *self._of_tensors]
 
+    @functools.cached_property
     def _of_tensors(self) -> list[str]:
         """Notes of the plan on single tensors."""
         return [f"{choice.found.name}: {choice.note}" for choice in self.plan.choices if choice.note]

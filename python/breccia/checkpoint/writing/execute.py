@@ -145,9 +145,9 @@ def _cut(checkpoint: Checkpoint, choice: Choice, target: Target) -> tuple[bool, 
     found, recipe = choice.found, choice.recipe
     assert recipe is not None
     known = None if choice.shared is None else choice.shared.amax(checkpoint)
-    rows, asked = recipe.layout.block.rows, choices(recipe)
     if len(pieces_of(checkpoint, found)) < 2 or found.name in target.products or _feeds(choice, target):
         return False, known
+    rows, asked = recipe.layout.block.rows, choices(recipe)
     if known is not None or not asked.one_for_all:
         return len(found.shape) > 2 or (rows > 0 and STEP % rows == 0), known
     rounds = isinstance(recipe, Float8CurrentScaling) and target.bridge.readers.bfloat16_scales

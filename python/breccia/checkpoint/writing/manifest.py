@@ -63,7 +63,7 @@ class Manifest:
         add_lines(self.read, read)
         if file != self._file:
             self._close(file)
-        add_lines(self._wrote, wrote)
+        self._wrote |= wrote
         for choice in choices:
             self._made |= dict.fromkeys(choice.outputs, choice)
 
@@ -74,11 +74,8 @@ class Manifest:
 
     def known(self) -> dict[str, list[str]]:
         """What is known of the tensors of the file that is made."""
-        lines = self._wrote
-        return {
-            name: [choice.action, choice.found.name, joined(lines.get(name, ""))]
-            for name, choice in sorted(self._made.items(), key=itemgetter(0))
-        }
+        made = sorted(self._made.items(), key=itemgetter(0))
+        return {name: [one.action, one.found.name, self._wrote.get(name, "")] for name, one in made}
 
     def write(self, place: Path, notes: Sequence[str], sha256: Mapping[str, Any] | None) -> None:
         """Write it; ``notes`` are those of the plan, ``sha256`` those of tensors."""
