@@ -10,7 +10,7 @@ from pathlib import Path
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import registry
+from breccia.bridges import bridge, registry
 from breccia.bridges.written import same_grid
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert
 from breccia.checkpoint.planning.asked import _of_line
@@ -63,6 +63,11 @@ def results(sources, tmp_path_factory):
 @pytest.mark.parametrize("name", SOURCES)
 def test_nothing_changes_without_a_note(name, results):
     assert {to: results(name, to) for to in TARGETS}
+
+
+@pytest.mark.parametrize("kind", [name for name in bridge("gguf").kinds if name not in ("f16", "bf16")])
+def test_no_type_of_gguf_changes_inputs_without_a_note(kind, sources, tmp_path):
+    assert one(sources("INT8 × INT8 per token dynamic"), f"gguf:{kind}", tmp_path / "out.gguf") == "noted"
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class Asked:
             and any(match.matches(module, ("Linear",)) and _last(match) == last for match in rule.match)
         )
 
-    def inputs(self, module: str, recipe: ScalingRecipe, strict: bool = True) -> Activations | Unsaid | None:
+    def inputs(self, module: str, recipe: ScalingRecipe | str, strict: bool = True) -> Activations | Unsaid | None:
         """How the inputs of a layer whose weight is written in a recipe are to be quantized; `UNSAID` where nothing is
         asked, and where it cannot be unless ``strict``."""
         rule = self.rule(module)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from breccia import bridges
@@ -13,7 +13,7 @@ from breccia.bridges.file_kinds import SAFETENSORS
 from breccia.bridges.parts import Found
 from breccia.bridges.written import Written
 from breccia.checkpoint.files.safetensors_header import Entry
-from breccia.checkpoint.planning.choices import Choice
+from breccia.checkpoint.planning.choices import QUANTIZED, Choice
 from breccia.checkpoint.planning.left_alone import LATER
 from breccia.checkpoint.planning.remarks import Remark, some
 from breccia.checkpoint.planning.rotations import KEYS
@@ -134,10 +134,12 @@ def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice
     except ValueError as error:
         return [f"what the source says of activations and KV cache is not carried over: {error}"]
     recipes = modules_of(choices)
+    encoded = () if target.quantizes_nothing else (c for c in choices if c.recipe is None and c.action in QUANTIZED)
+    weights: dict[str, Any] = {c.found.name.removesuffix(".weight"): "of no recipe" for c in encoded} | recipes
     own: dict[str, Any] = {} if target.bridge.container.whole else config.own
     said = own.get("quantization_config") or own.get("quantization") or {}
-    after = scheme_of(Said(said, own, dict(recipes), {}, checkpoint.array, _beside(target, recipes)))
-    return list(differences(_wanted(target, source, recipes), after, recipes))
+    after = scheme_of(Said(said, own, weights, {}, checkpoint.array, _beside(target, recipes)))
+    return list(differences(_wanted(target, source, weights), after, weights))
 
 
 def _beside(target: Target, recipes: dict[str, ScalingRecipe]) -> dict[str, Activations | None]:
@@ -169,16 +171,15 @@ def _add(said: dict[str, Any], more: dict[str, Any]) -> None:
     there.update({name if name not in there else f"{name}_of_no_weights": group for name, group in groups.items()})
 
 
-def _wanted(target: Target, source: ModelScheme, recipes: dict[str, ScalingRecipe]) -> ModelScheme:
+def _wanted(target: Target, source: ModelScheme, recipes: Mapping[str, ScalingRecipe | str]) -> ModelScheme:
     """What a scheme asks of quantized layers, else what the source has."""
-    meanings: dict[str, tuple[Any, ...]] = {}
-    for module, recipe in recipes.items():
-        rule = source.rule(module)
-        meanings[module] = None, target.inputs_of(module, recipe), rule and rule.outputs
-    asked = None if target.asked is None else target.asked.scheme
-    cache = source.kv_cache if asked is None or asked.kv_cache is UNSAID else asked.kv_cache
+    meanings: dict[str, tuple[Any, ...]] = {
+        module: (None, target.inputs_of(module, recipe), getattr(source.rule(module), "outputs", None))
+        for module, recipe in recipes.items()
+    }
+    cache = UNSAID if target.asked is None else target.asked.scheme.kv_cache
     apart = [rule for rule in source.rules if rule.weights is None and rule.has_activations]
-    return ModelScheme((*apart, *rules_of(meanings)), cache)
+    return ModelScheme((*apart, *rules_of(meanings)), source.kv_cache if cache is UNSAID else cache)
 
 
 def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
@@ -193,7 +194,7 @@ def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
 def _ignored(checkpoint: Checkpoint, choices: list[Choice], quantized: Collection[str]) -> list[str]:
     """Modules whose weight stays in high precision; loaders that go by names know "…norm" themselves."""
     plain = [c for c in choices if c.action in ("copy", "float") or (c.action == "merge" and c.recipe is None)]
-    weights = [c.found.name for c in plain if c.found.name.endswith(".weight")]
+    weights = {c.found.name for c in plain if c.found.name.endswith(".weight")}
     names = {name.removesuffix(".weight") for name in weights if not name.endswith("norm.weight")}
     names |= tied_heads(checkpoint.found.names())
     names |= _named_high(checkpoint).difference(quantized)

@@ -113,7 +113,7 @@ class Target:
             f"weights of a rule must be a recipe or a type of {self.format}, got {rule.weights!r}: {known}"
         )
 
-    def inputs_of(self, module: str, recipe: ScalingRecipe) -> Activations | None:
+    def inputs_of(self, module: str, recipe: ScalingRecipe | str) -> Activations | None:
         """How the inputs of a layer whose weight is written in a recipe are to be quantized: as a scheme asks, else as
         the source does. None: they stay in high precision, or nothing says it."""
         module = self.together.get(module, module)
