@@ -22,7 +22,7 @@ LAYERS = {
     "facts": (
         "_core _moved _version layouts recipes recipe_names formats peers spelling "
         "value= value.form value.inputs verbs.cast_options screen "
-        "schemes.inputs schemes.labels schemes.layers schemes.matching schemes.patterns schemes.rules schemes.toml "
+        "schemes.inputs schemes.matching schemes.rules schemes.toml "
         "schemes.value"
     ),
     "registry": "frameworks= kernels.triton=",

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from breccia.schemes.patterns import Patterns
+from breccia.schemes.matching import Patterns
 
 NAMES = [
     "q",

@@ -11,7 +11,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.bridges import from_compressed_tensors, from_fnuz, to_fnuz
-from breccia.bridges.fnuz import fnuz_values
+from breccia.bridges.fp8 import fnuz_values
 from breccia.checkpoint import Checkpoint, convert, save_arrays
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

@@ -9,7 +9,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.moments import Moments, save_moments
-from breccia.schemes.layers import Layers
+from breccia.schemes.inputs import Layers
 
 torch = pytest.importorskip("torch")
 

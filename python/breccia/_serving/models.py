@@ -18,8 +18,7 @@ from breccia.bridges import native
 from breccia.bridges.parts import ghost
 from breccia.nn import QuantizedLinear
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
-from breccia.schemes.inputs import inputs_in, recipe_of_inputs
-from breccia.schemes.layers import Layer
+from breccia.schemes.inputs import Layer, inputs_in, recipe_of_inputs
 from breccia.schemes.rules import inputs_said
 from breccia.schemes.value import Activations, ModelScheme, Rule
 from breccia.verbs import dequantize

@@ -19,8 +19,8 @@ from breccia.bridges.dlpack import *
 from breccia.bridges.file_kinds import Container as Container
 from breccia.bridges.file_kinds import Output as Output
 from breccia.bridges.file_kinds import WeightFile as WeightFile
-from breccia.bridges.fnuz import from_fnuz as from_fnuz
-from breccia.bridges.fnuz import to_fnuz as to_fnuz
+from breccia.bridges.fp8 import from_fnuz as from_fnuz
+from breccia.bridges.fp8 import to_fnuz as to_fnuz
 from breccia.bridges.gguf import *
 from breccia.bridges.gpt_oss import *
 from breccia.bridges.gptq import *

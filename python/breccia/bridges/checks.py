@@ -58,6 +58,11 @@ def mapping(value: Any, what: str) -> Mapping[str, Any]:
     return value
 
 
+def kinds_of(model: Mapping[str, Any]) -> set[str]:
+    """The ``model_type`` of a config.json and of the language model in it."""
+    return {str(one.get("model_type")) for one in (model, model.get("text_config")) if isinstance(one, Mapping)}
+
+
 def float_name(entry: Any) -> str:
     """NumPy's name of a header's float dtype."""
     if entry.dtype not in FLOATS:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from breccia import recipes
-from breccia.bridges.checks import numbers
+from breccia.bridges.checks import kinds_of, numbers
 from breccia.bridges.common import Array, check_parts, check_upright, codes, get
 from breccia.bridges.contract import FileFormat, Place, Readers, Sample
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of
@@ -179,7 +179,7 @@ def _chunks(name: str, shape: tuple[int, ...], scale_rows: int, block: int, conf
         return 1
     text, rows = config.get("text_config"), shape[0]
     places = [place for place in (config, text) if isinstance(place, Mapping)]
-    mimo = any(str(place.get("model_type")).startswith("mimo") for place in places)
+    mimo = any(kind.startswith("mimo") for kind in kinds_of(config))
     keys = [place.get(key) for key in ("num_key_value_heads", "swa_num_key_value_heads") for place in places]
     heads = [1, *(n for n in keys if type(n) is int and n > 1 and rows % n == 0)]
     fit = [n for n in heads if -(-rows // n // block) * n == scale_rows]

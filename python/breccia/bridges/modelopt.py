@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from breccia import recipes
-from breccia.bridges.checks import FLOATS, check_axes, float_name
+from breccia.bridges.checks import FLOATS, check_axes, float_name, kinds_of
 from breccia.bridges.common import Array, as_numpy, codes, get, turned_shape
 from breccia.bridges.contract import FileFormat, Place, Readers, stored_name
 from breccia.bridges.fp8 import FP8_DTYPES, fp8_format_of, fp8_parts, fp8_recipe, is_of_tensor
@@ -203,9 +203,7 @@ def _turned(one: Part) -> Part:
 
 
 def _is_llama4(model: Mapping[str, Any]) -> bool:
-    text = model.get("text_config")
-    kinds = {str(place.get("model_type")) for place in (model, text) if isinstance(place, Mapping)}
-    return not {"llama4", "llama4_text"}.isdisjoint(kinds)
+    return not {"llama4", "llama4_text"}.isdisjoint(kinds_of(model))
 
 
 def carries(recipe: ScalingRecipe) -> bool:

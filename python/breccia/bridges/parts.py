@@ -80,7 +80,7 @@ rows_or_outside = functools.partial(rows_only, outside=True)
 
 
 class Cut(Protocol):
-    """What a tensor is of another that a format keeps as two, see `breccia.gguf.cuts`."""
+    """What a tensor is of another that a format keeps as two, see `breccia.gguf.models`."""
 
     def of(self, whole: Any) -> Any:
         """This half of a tensor."""

@@ -61,6 +61,15 @@ def global_scale(scaled: ScaledTensor, form: str) -> Array | None:
     return second if global_divides(scaled.recipe) == (form == "divisor") else reciprocal(second)
 
 
+def one_global_scale(scaled: ScaledTensor, bridge: str) -> Array:
+    """The global scale as a multiplier, float32 of no axes, 1 where there is none. Raises ValueError where there are
+    several."""
+    second = global_scale(scaled, "multiplier")
+    if second is not None and second.size != 1:
+        raise ValueError(f"global_scale must be one number for {bridge}, got shape {second.shape}")
+    return np.asarray(1 if second is None else second, np.float32).reshape(())
+
+
 def row_blocks(group_size: int, columns: int) -> Layout:
     """One scale per ``group_size`` elements of a row, the last group short where it must be."""
     return PerBlockK(group_size) if columns % group_size == 0 else PerBlockMN(1, group_size)

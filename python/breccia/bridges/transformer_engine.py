@@ -17,7 +17,7 @@ from breccia import recipes
 from breccia.bridges.common import Array, as_numpy, check_upright, codes, float32, swizzle, to_torch, unswizzle
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.packing import packed_codes
-from breccia.bridges.scales import amax_of_scale, global_scale, in_torch, row_blocks
+from breccia.bridges.scales import amax_of_scale, in_torch, one_global_scale, row_blocks
 from breccia.layouts import PerBlockMN, PerTensor
 from breccia.peers import require
 from breccia.recipes import ScalingRecipe
@@ -184,9 +184,10 @@ def to_transformer_engine(
         "device": torch.device(device),
     }
     kind, buffers = _buffers(scaled, swizzled)
-    classes, element = _classes(scaled.recipe.element)
+    element = _element(scaled.recipe.element)
+    made = getattr(require("transformer_engine.pytorch.tensor", EXTRA), kind)
     fields = {name: value if value is None else to_torch(value).to(device) for name, value in buffers.items()}
-    return classes[kind](**common, **fields, **_settings(scaled, kind, element, swizzled), quantizer=None)
+    return made(**common, **fields, **_settings(scaled, kind, element, swizzled), quantizer=None)
 
 
 def _buffers(scaled: ScaledTensor, swizzled: bool) -> tuple[str, dict[str, Array | None]]:
@@ -207,8 +208,9 @@ def _buffers(scaled: ScaledTensor, swizzled: bool) -> tuple[str, dict[str, Array
             return "MXFP8Tensor", {**none, "rowwise_data": codes(scaled.data, "data"), "rowwise_scale_inv": tiles}
         if isinstance(recipe, recipes.NVFP4BlockScaling):
             data = packed_codes(scaled).reshape(*shape[:-1], shape[-1] // 2)
-            amax: dict[str, Array | None] = {"amax_rowwise": _amax_of(scaled), "amax_columnwise": None}
-            return "NVFP4Tensor", {**none, "rowwise_data": data, "rowwise_scale_inv": tiles, **amax}
+            amax = amax_of_scale(one_global_scale(scaled, NAME).reshape(1))
+            rows = {"rowwise_data": data, "rowwise_scale_inv": tiles, "amax_rowwise": amax}
+            return "NVFP4Tensor", none | rows | {"amax_columnwise": None}
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 
@@ -220,14 +222,6 @@ def _settings(scaled: ScaledTensor, kind: str, element: Any, swizzled: bool) -> 
     if kind in ("MXFP8Tensor", "NVFP4Tensor"):
         settings["with_gemm_swizzled_scales"] = swizzled
     return settings
-
-
-def _amax_of(scaled: ScaledTensor) -> Array:
-    second = global_scale(scaled, "multiplier")
-    second = np.ones((), np.float32) if second is None else second
-    if second.size != 1:
-        raise ValueError(f"global_scale must be one number for {NAME}, got shape {second.shape}")
-    return amax_of_scale(second.reshape(1))
 
 
 def _float_scale(scale: Array) -> Array:
@@ -247,14 +241,11 @@ def _grid(scale: Array, swizzled: bool) -> Array:
     return swizzle(scale).reshape(padded.shape) if swizzled else padded
 
 
-def _classes(element: str) -> tuple[dict[str, Any], Any]:
-    tensor = require("transformer_engine.pytorch.tensor", EXTRA)
-    constants = require("transformer_engine.pytorch.constants", EXTRA)
+def _element(element: str) -> Any:
     names = {"float8_e4m3fn": "kFloat8E4M3", "float8_e5m2": "kFloat8E5M2", "float4_e2m1fn": "kFloat4E2M1"}
     if element not in names:
         raise ValueError(f"scaled must hold FP8 or FP4 codes, got {element}")
-    classes = ("Float8Tensor", "Float8BlockwiseQTensor", "MXFP8Tensor", "NVFP4Tensor")
-    return {name: getattr(tensor, name) for name in classes}, getattr(constants.DType, names[element])
+    return getattr(require("transformer_engine.pytorch.constants", EXTRA).DType, names[element])
 
 
 def carries(recipe: ScalingRecipe) -> bool:

@@ -29,8 +29,7 @@ from breccia.calibration.inputs import (
     tied_layers,
     watching,
 )
-from breccia.calibration.levels import LEVELS, Choice, choose, is_expert
-from breccia.calibration.sums import StackedSums, Sums
+from breccia.calibration.levels import LEVELS, Choice, StackedSums, Sums, choose, is_expert
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, save_arrays
 from breccia.checkpoint.files.sums import checksum

@@ -15,8 +15,7 @@ from breccia.calibration.inputs import linear_layers
 from breccia.checkpoint.planning.left_alone import left_alone
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.recipes import ScalingRecipe
-from breccia.schemes.inputs import largest_code
-from breccia.schemes.layers import Layers
+from breccia.schemes.inputs import Layers, largest_code
 from breccia.schemes.value import Activations
 
 OF_FILE = "file"

@@ -23,8 +23,7 @@ from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.input_file import JoinedFiles
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.lora.adapters import Adapter, Change
-from breccia.checkpoint.lora.merge import Merge
-from breccia.checkpoint.lora.plan import FLOATS, MergePlanner
+from breccia.checkpoint.lora.merge import FLOATS, Merge, MergePlanner
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint

@@ -17,7 +17,7 @@ from breccia.nn.layers import QuantizedLinear
 from breccia.peers import beside
 from breccia.recipe_names import resolve
 from breccia.recipes import MXFP6BlockScaling
-from breccia.schemes.layers import Layer, Layers
+from breccia.schemes.inputs import Layer, Layers
 from breccia.schemes.value import ModelScheme
 from breccia.verbs.packed import PackedWeight, pack
 

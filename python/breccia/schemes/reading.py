@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from breccia import bridges
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects import Said, scheme_of
-from breccia.schemes.labels import role_of
+from breccia.schemes.rules import role_of
 from breccia.schemes.value import UNSAID, Activations, KVCache, ModelScheme, Rule, Unsaid
 
 

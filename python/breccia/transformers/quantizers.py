@@ -24,8 +24,7 @@ from breccia.checkpoint.planning.left_alone import left_alone
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe
-from breccia.schemes.inputs import recipe_of_inputs
-from breccia.schemes.layers import Layer, Layers
+from breccia.schemes.inputs import Layer, Layers, recipe_of_inputs
 from breccia.schemes.value import Activations, ModelScheme, Rule
 from breccia.transformers.configs import BrecciaConfig
 from breccia.transformers.experts import (

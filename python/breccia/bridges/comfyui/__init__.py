@@ -22,7 +22,7 @@ from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place
 from breccia.bridges.fp8 import FP8_CODES, FP8_DTYPES
 from breccia.bridges.packing import code_part, packed_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
-from breccia.bridges.scales import global_scale, made, of_blocks, one_number
+from breccia.bridges.scales import made, of_blocks, one_global_scale, one_number
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, Dialect, InputScale, Written, said_of_inputs
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import ScalingRecipe
@@ -166,13 +166,11 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     match scaled.recipe:
         case recipes.NVFP4BlockScaling():
             _check_multiples(scaled, 16)
-            second = global_scale(scaled, "multiplier")
-            second = np.ones((), np.float32) if second is None else second.reshape(())
             packed = packed_codes(scaled)
             parts = {
                 "weight": Part("U8", packed.shape, lambda: _swapped(packed)),
                 "weight_scale": _tiled(scale, "F8_E4M3"),
-                "weight_scale_2": part(second, "F32"),
+                "weight_scale_2": part(one_global_scale(scaled, NAME), "F32"),
             }
         case recipes.MXFP8BlockScaling():
             _check_multiples(scaled, 32)

@@ -19,8 +19,7 @@ from breccia.bridges.compressed_tensors import headers as _headers
 from breccia.bridges.compressed_tensors import integers
 from breccia.bridges.compressed_tensors.integers import NAME
 from breccia.bridges.contract import FileFormat, Readers
-from breccia.bridges.fnuz import fnuz_values
-from breccia.bridges.fp8 import fp8_format_of, fp8_parts, fp8_recipe
+from breccia.bridges.fp8 import fnuz_values, fp8_format_of, fp8_parts, fp8_recipe
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.packing import code_part, scale_part
 from breccia.bridges.parts import Found, Part, materialize, rows_only

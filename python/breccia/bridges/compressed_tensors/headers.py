@@ -15,8 +15,7 @@ from breccia import recipes
 from breccia.bridges.checks import FLOATS, check_axes, shown
 from breccia.bridges.compressed_tensors import integers
 from breccia.bridges.compressed_tensors.integers import NAME
-from breccia.bridges.fnuz import FNUZ_DTYPES
-from breccia.bridges.fp8 import FP8_DTYPES, fp8_recipe
+from breccia.bridges.fp8 import FNUZ_DTYPES, FP8_DTYPES, fp8_recipe
 from breccia.bridges.integers import order_of_columns
 from breccia.bridges.parts import Found
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written

@@ -21,7 +21,7 @@ from breccia.bridges.onnx.model_file import NAME, ONNX
 from breccia.bridges.onnx.nodes import HALVES, Node, swapped_codes
 from breccia.bridges.packing import code_part, float_part, pack_nibbles, packed_codes, scale_part
 from breccia.bridges.parts import Found, Part, part, rows_only
-from breccia.bridges.scales import global_scale
+from breccia.bridges.scales import one_global_scale
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -72,7 +72,11 @@ def _inputs(scaled: ScaledTensor, whole: bool) -> dict[str, Part]:
     ):
         return {**result, "scale": scale_part(scaled, "F8_E8M0")}
     if isinstance(recipe, recipes.NVFP4BlockScaling):
-        return {**result, "scale": scale_part(scaled, "F8_E4M3"), "global_scale": _second(scaled)}
+        return {
+            **result,
+            "scale": scale_part(scaled, "F8_E4M3"),
+            "global_scale": part(one_global_scale(scaled, NAME), "F32"),
+        }
     if scaled.layout.one_scale:
         scale = scale.reshape(())
     elif scaled.layout.block == (1, 0):  # along an axis of a matrix, in blocks as long as a row in batches
@@ -89,13 +93,6 @@ def _turned(one: Part, shape: tuple[int, ...]) -> Part:
         return one
     halves = one.dtype in HALVES
     return Part(one.dtype, turned_shape(shape), lambda: swapped_codes(np.asarray(one.make()), shape, halves))
-
-
-def _second(scaled: ScaledTensor) -> Part:
-    second = global_scale(scaled, "multiplier")
-    if second is not None and second.size != 1:
-        raise ValueError(f"global_scale must be one number for {NAME}, got shape {second.shape}")
-    return Part("F32", (), lambda: np.asarray(1 if second is None else second, np.float32).reshape(()))
 
 
 def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...], whole: bool) -> Part:

@@ -22,7 +22,7 @@ from breccia.checkpoint.files.input_file import sha256_of
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 from breccia.checkpoint.reading.folder import read_json
 from breccia.checkpoint.reading.source import Checkpoint, container_of
-from breccia.schemes.patterns import Patterns
+from breccia.schemes.matching import Patterns
 
 Array = Any
 _PREFIX = "base_model.model."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from breccia.bridges.parts import Found, Origin
-from breccia.gguf.cuts import All, Alternate, Cut, keeps_codes
+from breccia.gguf.models import All, Alternate, Cut, keeps_codes
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value import joining
 
