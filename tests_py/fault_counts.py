@@ -139,7 +139,8 @@ class Verb:
             if "--json" in command:  # what a script would keep of it
                 report = json.loads(shown.getvalue())
                 report.pop("seconds", None)
-                disk.replace_file(self.out, json.dumps(report).encode())
+                self.said.with_suffix(".json").write_text(json.dumps(report))
+                self.said.with_suffix(".json").rename(self.out)
 
     def child(self, hook: Callable[[str], None] | None, kill: float | None = None, note: bool = False) -> Any:
         """Run it in a process of its own; ``hook`` is called before each change of the disk and each reading. Gives the
