@@ -403,6 +403,8 @@ def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path) -> No
         assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -signal.SIGKILL
         assert len(list(tmp_path.iterdir())) == 1
     (tmp_path / "t-empty").mkdir()  # of a process that was killed before it had its lock
+    (tmp_path / "t-full").mkdir()  # of one whose disk did not remove all of it, but its lock
+    (tmp_path / "t-full" / "large").write_bytes(bytes(9))
     with locks.scratch("t-", tmp_path) as first, locks.scratch("t-", tmp_path) as second:
         assert sorted(tmp_path.iterdir()) == sorted([first, second])  # what is in use stays
     assert not list(tmp_path.iterdir())

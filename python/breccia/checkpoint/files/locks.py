@@ -71,9 +71,7 @@ def scratch(prefix: str, parent: str | os.PathLike[str] | None = None) -> Iterat
     place = Path(tempfile.gettempdir() if parent is None else parent)
     for old in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # of another user, or gone meanwhile
-            if not (old / "lock").exists():
-                disk.remove_directory(old)  # a process was killed before it made its lock, or after it removed it
-            elif (ended := lock(old / "lock")) is not None:
+            if (ended := lock(old / "lock")) is not None:  # made where its process had none yet, or none any more
                 disk.remove_tree(old, last="lock")
                 ended.close()
     held = None
