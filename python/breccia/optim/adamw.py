@@ -10,17 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from breccia import _core
+from breccia import _core, recipes
 from breccia.frameworks.torch.tensors import FLOATS, core_array
 from breccia.kernels import triton
-from breccia.recipes import (
-    Float8ExpandedScaling,
-    INT8ExpandedScaling,
-    MXFP8BlockScaling,
-    ScalingRecipe,
-    _spec,
-    choices,
-)
 from breccia.scaled_tensor import ScaledTensor, from_buffer
 from breccia.verbs import cast
 
@@ -31,10 +23,10 @@ _WIDE, _GROUP = 4096, 128  # of the rows that a parameter's numbers are cut into
 # Where the recipe has no exponents the second moment is kept as its square root, whose range is half as many powers of
 # two, so that what is small does not become zero and divide the first, and both are rounded stochastically: a step
 # changes a moment by less than half a step of E4M3, so that it would stand still.
-_STATES: dict[str, ScalingRecipe] = {
-    "fp8": Float8ExpandedScaling(),
-    "int8": INT8ExpandedScaling(),
-    "mxfp8": MXFP8BlockScaling(),
+_STATES: dict[str, recipes.ScalingRecipe] = {
+    "fp8": recipes.Float8ExpandedScaling(),
+    "int8": recipes.INT8ExpandedScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
 }
 _SQUARES = 2.0**64  # whose squares are beyond float32
 _OF_TORCH = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")  # options that stay off
@@ -268,7 +260,7 @@ def _step_of_codes(
     grads: torch.Tensor,
     first: list[torch.Tensor],
     second: list[torch.Tensor],
-    recipe: ScalingRecipe,
+    recipe: recipes.ScalingRecipe,
     options: _Options,
 ) -> None:
     """A step of contiguous values whose moments are codes, in one pass of one kernel."""
@@ -279,7 +271,7 @@ def _step_of_codes(
         m, v = ([core_array(part, "moment") for part in parts] + [None] for parts in (first, second))
         core = core_array(values, "parameter"), core_array(grads, "gradient")
         moments = (m[0], m[1], m[2]), (v[0], v[1], v[2])
-        _core.adamw_step(*core, *moments, _spec(recipe), **options._asdict())
+        _core.adamw_step(*core, *moments, recipes._spec(recipe), **options._asdict())
         if finite is not None:
             values[~finite] = torch.nan
         return
@@ -306,9 +298,9 @@ def _fresh(p: torch.Tensor, states: str) -> dict[str, Any]:
     }
 
 
-def _names(recipe: ScalingRecipe) -> tuple[str, str]:
+def _names(recipe: recipes.ScalingRecipe) -> tuple[str, str]:
     """What the two moments that are codes are called."""
-    return _FIRST, _SECOND if choices(recipe).expanded else _ROOT
+    return _FIRST, _SECOND if recipes.choices(recipe).expanded else _ROOT
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
@@ -316,7 +308,7 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(torch.uint8) if x.element_size() == 1 else x
 
 
-def _moment(arrays: list[torch.Tensor], recipe: ScalingRecipe) -> ScaledTensor:
+def _moment(arrays: list[torch.Tensor], recipe: recipes.ScalingRecipe) -> ScaledTensor:
     """Codes, scales and, of groups that are expanded, exponents, as one value."""
     return from_buffer(arrays[0], arrays[1], recipe, recipe.layout, *arrays[2:])
 

@@ -14,24 +14,10 @@ from torch.autograd import forward_ad
 
 from breccia import _core, formats
 from breccia.frameworks import numpy
-from breccia.frameworks.torch import direct, gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
+from breccia.frameworks.torch import direct, gradients, launches, operators, tensors, trees  # noqa: F401 (torch.ops.breccia)
 from breccia.frameworks.torch.direct import EXACT_TYPES, check_tangents, check_transforms, is_plain, needs_grad
 from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
-from breccia.frameworks.torch.tensors import (
-    FLOATS,
-    NAMESPACE,
-    NATIVE,
-    cast_here,
-    core_array,
-    core_of,
-    data_dtype,
-    dtype_name,
-    float_dtype,
-    parts_to_tensor,
-    requantize_here,
-    whole_array_cast,
-)
 from breccia.frameworks.torch.weights import LinearWeight
 from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe
@@ -39,7 +25,7 @@ from breccia.scaled_tensor import ScaledTensor, data_of
 from breccia.value.inputs import check_float32
 from breccia.verbs.cast_options import CastOptions
 
-namespace = NAMESPACE
+namespace = tensors.NAMESPACE
 products_follow = True  # products have the dtype of the operand that is a tensor, as torch's have
 
 
@@ -47,7 +33,7 @@ def to_core(array: Any, argument: str) -> Any:
     if not isinstance(array, torch.Tensor):
         raise TypeError(f"{argument} must be a torch tensor like data, got {type(array).__name__}")
     _check_dense(array, argument)
-    return core_array(array, argument, null=not is_plain(array, writes=False))
+    return tensors.core_array(array, argument, null=not is_plain(array, writes=False))
 
 
 def place(array: Any) -> Any:
@@ -63,7 +49,7 @@ def swap_last_axes(array: Any) -> Any:
 
 
 def native(array: Any, fmt: str) -> Any:
-    dtype = NATIVE.get(fmt)
+    dtype = tensors.NATIVE.get(fmt)
     return array if dtype is None or array.dtype == dtype else array.view(dtype)
 
 
@@ -86,11 +72,11 @@ def _lent(array: torch.Tensor) -> Any:
 
 
 def to_dlpack(array: Any) -> tuple[Any, str]:
-    name = dtype_name(array)
+    name = tensors.dtype_name(array)
     array = array.detach()
     if array.dtype == torch.bfloat16:
         return array.view(torch.uint16), name
-    return (array.view(torch.uint8) if array.dtype in NATIVE.values() else array), name
+    return (array.view(torch.uint8) if array.dtype in tensors.NATIVE.values() else array), name
 
 
 def from_dlpack(exporter: Any, name: str) -> Any:
@@ -101,8 +87,8 @@ def from_dlpack(exporter: Any, name: str) -> Any:
 
 
 def to_pickle(array: Any) -> tuple[Any, str]:
-    name = dtype_name(array)
-    return (array.view(torch.uint8) if array.dtype in NATIVE.values() else array), name
+    name = tensors.dtype_name(array)
+    return (array.view(torch.uint8) if array.dtype in tensors.NATIVE.values() else array), name
 
 
 def from_pickle(array: Any, name: str) -> Any:
@@ -139,21 +125,21 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     if type(x) in casts_of_subclasses:
         return casts_of_subclasses[type(x)](x.detach(), recipe, CastOptions())  # type: ignore[no-any-return]
     if is_plain(x):
-        return cast_here(x, recipe)
+        return tensors.cast_here(x, recipe)
     if launches.quiet(x):
         return launches.cast(x, recipe)
     _check_fake(x=x)
     check_transforms(x=x.detach())  # whose derivatives do not go through codes
     if _has_rules_to_load(x):
         return cast(x, recipe)
-    name = dtype_name(x)
-    return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
+    name = tensors.dtype_name(x)
+    return tensors.parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     x = floats(x, "x")
     if is_plain(x):
-        return cast_here(x, recipe, **options.core_arguments)
+        return tensors.cast_here(x, recipe, **options.core_arguments)
     if type(x) in casts_of_subclasses:
         return casts_of_subclasses[type(x)](x.detach(), recipe, options)  # type: ignore[no-any-return]
     if _has_rules_to_load(x):
@@ -165,30 +151,32 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
         if options.is_plain and launches.takes_amax(x, recipe, amax):
             return launches.cast_with_amax(x, recipe, amax)
         options = dataclasses.replace(options, amax=amax)
-    return parts_to_tensor(whole_array_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
+    return tensors.parts_to_tensor(
+        tensors.whole_array_cast(x.detach(), recipe, options), x.shape, recipe, tensors.dtype_name(x)
+    )
 
 
 def _by_core(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     """The cast of a copy in the CPU's memory, back on the device of x."""
     if x.device.type == "meta" or torch.compiler.is_compiling():
         raise ValueError("x must have values for importance=, which searches on the CPU, got one of none")
-    made = cast_here(x.detach().cpu(), recipe, **options.core_arguments)
+    made = tensors.cast_here(x.detach().cpu(), recipe, **options.core_arguments)
     return made if x.device.type == "cpu" else made.to(x.device)
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
     x = floats(x, "x")
     if is_plain(x):
-        return cast_here(x, recipe, factor=float(factor), **options.core_arguments)
+        return tensors.cast_here(x, recipe, factor=float(factor), **options.core_arguments)
     values = x.detach().float()
     largest = formats.finfo(recipe.element).max
     factor = torch.as_tensor(factor, dtype=torch.float32, device=x.device)
-    dtype = data_dtype(recipe.element)
+    dtype = tensors.data_dtype(recipe.element)
     if options.is_default and dtype != torch.uint8:  # torch's own conversion rounds as the core's does
         data = (values * factor).clamp(-largest, largest).to(dtype)
     else:
         data = whole_array.cast_scaled(namespace, values, recipe, factor, options).view(dtype)
-    return parts_to_tensor([data.contiguous(), 1 / factor], x.shape, recipe, dtype_name(x))
+    return tensors.parts_to_tensor([data.contiguous(), 1 / factor], x.shape, recipe, tensors.dtype_name(x))
 
 
 def silu_mul(gate: Any, up: Any, recipe: ScalingRecipe) -> ScaledTensor:
@@ -196,7 +184,7 @@ def silu_mul(gate: Any, up: Any, recipe: ScalingRecipe) -> ScaledTensor:
     if launches.quiet(gate) and launches.quiet(up):
         return launches.silu_mul(gate, up, recipe)
     made = torch.ops.breccia.silu_mul_cast(gate, up, recipe_key(recipe))
-    return parts_to_tensor(made, gate.shape, recipe, dtype_name(gate))
+    return tensors.parts_to_tensor(made, gate.shape, recipe, tensors.dtype_name(gate))
 
 
 def rms_norm(x: Any, weight: Any, recipe: ScalingRecipe, eps: float, residual: Any) -> Any:
@@ -206,14 +194,14 @@ def rms_norm(x: Any, weight: Any, recipe: ScalingRecipe, eps: float, residual: A
         scaled, total = launches.rms_norm(x, residual, weight, eps, recipe)
         return scaled if residual is None else (scaled, total)
     made = torch.ops.breccia.rms_norm_cast(x, residual, weight, eps, recipe_key(recipe))
-    scaled = parts_to_tensor(made, x.shape, recipe, dtype_name(x))
+    scaled = tensors.parts_to_tensor(made, x.shape, recipe, tensors.dtype_name(x))
     return scaled if residual is None else (scaled, made[-1])
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is not None and not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
-    kind = float_dtype(dtype) if out is None else out.dtype
+    kind = tensors.float_dtype(dtype) if out is None else out.dtype
     if not is_plain(scaled.data):
         _check_operands(scaled=scaled)
         if out is None and launches.quiet(scaled.data):
@@ -230,7 +218,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
         raise TypeError(f"out must be on the device of data, {scaled.data.device}, got {out.device}")
     elif out.requires_grad and torch.is_grad_enabled():
         raise ValueError("out must not require a gradient")
-    _core.dequantize_into(scaled._core, core_array(out, "out"))
+    _core.dequantize_into(scaled._core, tensors.core_array(out, "out"))
     return out
 
 
@@ -240,8 +228,8 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     if not is_plain(scaled.data):
         _check_operands(scaled=scaled)
         made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
-        return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
-    return requantize_here(scaled, recipe)
+        return tensors.parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
+    return tensors.requantize_here(scaled, recipe)
 
 
 def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int] | None:
@@ -255,21 +243,21 @@ def transpose(scaled: ScaledTensor, group: int) -> tuple[ScaledTensor, int, int]
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
-    kind = float_dtype(out_dtype)
+    kind = tensors.float_dtype(out_dtype)
     if forward_ad._current_level >= 0:
         check_tangents(a=a, b=b)
     if not is_plain(data_of(a), data_of(b)) or needs_grad(a) or needs_grad(b):
         _check_operands(a=a, b=b)
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
-    _core.matmul_into(_readable(a, "a"), _readable(b, "b"), core_array(out, "out"), precision)
+    _core.matmul_into(_readable(a, "a"), _readable(b, "b"), tensors.core_array(out, "out"), precision)
     return out
 
 
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str, bias: Any = None) -> Any:
     """``x @ w.T + bias`` without torch's dispatcher, of x with a gradient ``x @ w.T`` alone; None where torch must see
     the call, or `matmul` has more to say of the operands."""
-    kind, y = float_dtype(out_dtype), None
+    kind, y = tensors.float_dtype(out_dtype), None
     if forward_ad._current_level >= 0:
         check_tangents(x=x)
     if not (isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()):
@@ -296,7 +284,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
         raise TypeError(f"offsets must be a tensor of integers, got {got}")
     if offsets.device != w_stack.data.device:
         raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
-    given, kind = _operand(x, "x"), float_dtype(out_dtype)
+    given, kind = _operand(x, "x"), tensors.float_dtype(out_dtype)
     if forward_ad._current_level >= 0:
         check_tangents(x=given)
     check_transforms(x=given)
@@ -364,10 +352,10 @@ def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
 
 def _readable(operand: Any, argument: str) -> Any:
     if not isinstance(operand, ScaledTensor):
-        return core_array(operand, argument)
+        return tensors.core_array(operand, argument)
     if type(operand) is not ScaledTensor or operand.__dict__["_made"] is not None:
         return operand._core
-    return core_of(*flatten(operand))  # a transposed view is a new tensor each time
+    return tensors.core_of(*flatten(operand))  # a transposed view is a new tensor each time
 
 
 def _operand(x: Any, argument: str) -> Any:
@@ -377,7 +365,7 @@ def _operand(x: Any, argument: str) -> Any:
 def floats(x: Any, argument: str) -> Any:
     """``x`` as floats; integers and booleans as float32."""
     _check_dense(x, argument)
-    if x.dtype in FLOATS:
+    if x.dtype in tensors.FLOATS:
         if x.dtype == torch.float64 and is_plain(x):
             check_float32(x.detach().resolve_neg().numpy(), argument)
         return x

@@ -13,17 +13,8 @@ from breccia import _core
 from breccia.frameworks.torch.tensors import NAMESPACE, data_dtype, raw
 from breccia.kernels import triton
 from breccia.kernels.triton.runtime import INTERPRETED
-from breccia.kernels.whole_array import values
+from breccia.kernels.whole_array import rules, values
 from breccia.kernels.whole_array.quantize import Grid, pack, scaled_values
-from breccia.kernels.whole_array.rules import (
-    Scale,
-    decode_table,
-    e4m3_scale,
-    encode,
-    exponent_scale,
-    global_scale,
-    stats_of,
-)
 from breccia.kernels.whole_array.spec import Spec
 from breccia.scaled_tensor import ScaledTensor
 
@@ -125,24 +116,25 @@ def rounded(w: Any, moments: Any, nearest: ScaledTensor, act_order: bool, damp: 
     return Rounded(nearest._with(data=data), most, dead, left)
 
 
-def _scales(scaled: ScaledTensor, spec: Spec, w: Any) -> Scale:
+def _scales(scaled: ScaledTensor, spec: Spec, w: Any) -> rules.Scale:
     """As a cast has them: NaN where they are not of those that a search gives, whose codes stay."""
     zero = None if scaled.zero_point is None else scaled.zero_point.to(torch.float32)
     if spec.scale not in _CODED:
         decoded = values.scales(NAMESPACE, scaled, raw)
-        return Scale(decoded, decoded, decoded, zero)
+        return rules.Scale(decoded, decoded, decoded, zero)
     code = raw(scaled.scale).to(torch.int32)
     if spec.scale == "e8m0":
-        made, last = exponent_scale(NAMESPACE, code, spec.rule == "rceil"), 254
+        made, last = rules.exponent_scale(NAMESPACE, code, spec.rule == "rceil"), 254
     else:
-        amax = stats_of(NAMESPACE, w.to(torch.float32).reshape(-1), (0,), False).amax.reshape(())
-        made, last = e4m3_scale(NAMESPACE, code, spec, global_scale(NAMESPACE, amax) if spec.two_level else None), 0x7E
+        amax = rules.stats_of(NAMESPACE, w.to(torch.float32).reshape(-1), (0,), False).amax.reshape(())
+        level = rules.global_scale(NAMESPACE, amax) if spec.two_level else None
+        made, last = rules.e4m3_scale(NAMESPACE, code, spec, level), 0x7E
     lowest = _LOWEST.get(spec.scale, _LOWEST.get(spec.rule, 1))
     made.decoded = torch.where((code < lowest) | (code > last), float("nan"), made.decoded)
     return made
 
 
-def _blocks(scale: Scale, grid: Grid, index: int) -> _Blocks:
+def _blocks(scale: rules.Scale, grid: Grid, index: int) -> _Blocks:
     m, n = grid.block
     shape = (grid.matrices, -(-grid.rows // m), -(-grid.cols // n))
     at = 0 if grid.whole else index
@@ -214,7 +206,7 @@ def _round_run(x: Any, codes: Any, fed: Any, feed: Feed, begin: int, end: int, b
     """Columns [begin, end), a column after the other: weights, in whose place remainders come, and their codes."""
     m, n = blocks.block
     row_of = torch.arange(len(x), device=x.device) // m
-    decode = decode_table(NAMESPACE, spec.element.name, x)
+    decode = rules.decode_table(NAMESPACE, spec.element.name, x)
     added = torch.zeros_like(x[:, begin:end]) if fed is None else fed
     columns = (feed.order[begin:end] // n).tolist()
     for at, block in enumerate(columns):
@@ -222,8 +214,8 @@ def _round_run(x: Any, codes: Any, fed: Any, feed: Feed, begin: int, end: int, b
         scale, factor = blocks.decoded[row_of, block], blocks.factor[row_of, block]
         zero = None if blocks.zero_point is None else blocks.zero_point[row_of, block]
         known = torch.isfinite(value) & torch.isfinite(scale)
-        scaled = scaled_values(NAMESPACE, value + added[:, at], spec, Scale(None, scale, factor))
-        code = encode(NAMESPACE, scaled, spec.element, zero)
+        scaled = scaled_values(NAMESPACE, value + added[:, at], spec, rules.Scale(None, scale, factor))
+        code = rules.encode(NAMESPACE, scaled, spec.element, zero)
         meant = decode[code.long() & 0xFF]
         rest = torch.where(known, value - (meant if zero is None else meant - zero) * scale, 0.0)
         codes[:, begin + at] = torch.where(known, code.to(torch.uint8), codes[:, begin + at])
