@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["count_of", "existing", "path_of", "patterns_of"]
-
 
 def path_of(value: Any, argument: str) -> Path:
     """What stands for a path, as one."""

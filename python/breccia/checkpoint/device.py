@@ -16,8 +16,6 @@ from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.inputs import check_float32
 
-__all__ = ["Device"]
-
 
 def _place(name: str) -> str:
     """The device by its name of torch. Raises ImportError where torch is not installed, ValueError where torch has no

@@ -9,8 +9,6 @@ import time
 
 from breccia.screen import is_terminal
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """Counts bytes, or what ``unit`` says, of which one has ``per`` bytes; draws on standard error where that is a

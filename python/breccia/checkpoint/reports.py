@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-__all__ = ["CompleteReport", "ConvertReport", "InspectReport", "MergeReport", "VerifyReport"]
-
 
 class _Requantized(TypedDict):
     tensors: int

@@ -15,8 +15,6 @@ import numpy as np
 
 from breccia.checkpoint.arguments import count_of
 
-__all__ = ["PIECE", "Workers", "runs", "thread_count"]
-
 MAX_THREADS = 1 << 10
 PIECE = 4 << 20  # bytes of output at a time: several fit in a cache, and writing them costs few calls
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["MAX_ITEMS", "MAX_MEMBERS", "MAX_NODES", "loads"]
-
 MAX_NODES = 1 << 20  # lists and objects: the largest tokenizers have half of that
 MAX_MEMBERS = 3 << 18  # colons, of which each member of an object has one: a member takes 200 bytes
 MAX_ITEMS = 3 << 20  # commas

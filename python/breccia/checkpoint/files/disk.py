@@ -16,8 +16,6 @@ from typing import Any
 
 from breccia.screen import amount
 
-__all__ = ["before"]
-
 # Called with the name of a call and its path before each of them. Tests stop a process there or raise an error.
 before: Callable[[str, Path], None] | None = None
 

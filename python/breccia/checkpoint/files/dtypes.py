@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPES", "StoredType", "little_endian", "nbytes_of", "numpy_dtype", "stored_name", "typed"]
-
 
 @dataclass(frozen=True)
 class StoredType:

@@ -20,8 +20,6 @@ import numpy as np
 from breccia.checkpoint.arguments import existing
 from breccia.checkpoint.files import disk
 
-__all__ = ["DataFile", "InputFile", "JoinedFiles", "read_bounded", "sha256_of"]
-
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _MOST = 1 << 30  # bytes of one call
 # Pages of a private mapping can be given back to the system one by one.

@@ -18,8 +18,6 @@ from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.locks import Lock, lock
 from breccia.checkpoint.files.sums import Sums, differing, every_piece, pieces_of
 
-__all__ = ["PlannedWriter"]
-
 
 class PlannedWriter:
     """Writes a file of a header and named spans of bytes.

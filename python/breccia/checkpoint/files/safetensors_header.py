@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from breccia.checkpoint.files.dtypes import DTYPES
 
-__all__ = ["MAX_HEADER", "Entry", "emptied", "parse_header"]
-
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 MAX_METADATA = 1 << 18  # entries: one a quantized tensor in breccia's own files, for more of which no header has room
 _MAX_AXES = 64

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Sums", "add_lines", "checksum", "differing", "every_piece", "joined", "pieces_of"]
-
 _ROW = 32768  # bytes that share a power
 _KEYS = np.frombuffer(hashlib.shake_256(b"breccia checksum").digest(2 * _ROW), "<u8").astype(np.uint64) | np.uint64(1)
 _POWER = 0x9E3779B97F4A7C15

@@ -24,8 +24,6 @@ from breccia.bridges.written import PLACES
 from breccia.checkpoint.reading.models import is_turned
 from breccia.screen import one_line
 
-__all__ = ["Architecture", "architecture"]
-
 _MOST = 20_000  # heads or experts: more would take minutes to build
 _MOST_LAYERS = 1_000
 _LAYERS = re.compile("layer|depth|stage|repeat")

@@ -32,8 +32,6 @@ from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import traps
 from breccia.screen import wrapped
 
-__all__ = ["complete", "damage", "render"]
-
 # Parts of quantized weights, by the last word of their name: none may be left over.
 _PARTS = re.compile(
     r"(^|[._])(weight_scale(_\w+)?|weight_zero_point|weight_shape|weight_packed|weight_global_scale|weight_g_idx"

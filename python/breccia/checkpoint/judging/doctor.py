@@ -15,8 +15,6 @@ from breccia import _core, bridges
 from breccia._version import __version__
 from breccia.device import cpu_info
 
-__all__ = ["doctor", "render"]
-
 _XLA = hasattr(_core, "xla_handlers")  # whether breccia was built with jaxlib's headers
 _JIT = {"ffi": "XLA's handlers (ffi)", "callback": "callbacks through Python (callback)"}
 

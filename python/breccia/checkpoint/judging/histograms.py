@@ -17,8 +17,6 @@ from breccia.comparison import compare, error_magnitudes, magnitudes
 from breccia.formats import decode
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["ERROR_RANGE", "block_scales", "of_errors", "of_scales", "scales_of"]
-
 ERROR_RANGE = (-14, 2)  # log2 of errors in units of the reference's RMS; what is beyond counts at the ends
 
 

@@ -18,8 +18,6 @@ from breccia.checkpoint.reports import InspectReport
 from breccia.schemes import ModelScheme, folded
 from breccia.screen import fitted, lines_of, wrapped
 
-__all__ = ["describe", "inspect", "lines", "scheme_lines"]
-
 _NUMBERS = re.compile(r"\.\d+(?=\.)")
 
 

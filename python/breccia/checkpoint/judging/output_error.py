@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from breccia.bridges.parts import Found
     from breccia.moments import Moments, MomentsFile
 
-__all__ = ["OutputErrors", "lines_of", "output_error"]
-
 
 def output_error(reference: Any, tensor: Any, moments: Moments) -> float:
     """The root of the mean square of x @ (W - V).T over that of x @ W.T, for inputs x of these moments: of all that the

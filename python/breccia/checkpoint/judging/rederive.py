@@ -23,8 +23,6 @@ from breccia.checkpoint.writing import manifest
 from breccia.checkpoint.writing.convert import Job, RunOptions
 from breccia.checkpoint.writing.work import Work
 
-__all__ = ["rederive", "render", "statement"]
-
 _STEP = 1 << 22  # bytes compared at a time
 
 

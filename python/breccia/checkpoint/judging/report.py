@@ -30,8 +30,6 @@ from breccia.checkpoint.writing import manifest
 from breccia.schemes import traps
 from breccia.screen import amount
 
-__all__ = ["gather", "in_words", "report"]
-
 _FAR = 6  # median deviations
 _NAMED = 3  # tensors in a sentence
 _LAYER = re.compile(r"(.*?\.\d+)\.(.+)")

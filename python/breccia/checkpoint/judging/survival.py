@@ -16,8 +16,6 @@ from breccia.checkpoint.lora.adapters import Change, open_adapter
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import runs
 
-__all__ = ["Survival"]
-
 
 class Survival:
     """Sums of `breccia.comparison.kept`, tensor by tensor, of an adapter and the checkpoint before. Raises ValueError

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["render"]
-
 _HOLES = re.compile(r"(\{\{.*?\}\}|\{%.*?%\})", re.DOTALL)
 _Data = Mapping[str, Any]
 _Node = Callable[[_Data], Iterator[str]]  # a part of a template: data → text

@@ -33,8 +33,6 @@ from breccia.value.form import axis_of
 if TYPE_CHECKING:
     from breccia.moments import Moments
 
-__all__ = ["FLOATS_DB", "Difference", "bits_of", "compare", "diagnose", "least", "verify", "verify_open"]
-
 # The least signal to quantization noise that an honest conversion has, by the bits of its format: 3 dB for each.
 # A bit is worth 6 dB at most. On gaussian weights the targets of `convert` reach 3.2 dB a bit (FP8 of E5M2) to 5.8
 # (Q2_K), on weights with outliers integers reach less: half of a bit's worth is left for that.

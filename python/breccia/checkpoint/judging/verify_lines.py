@@ -12,8 +12,6 @@ from breccia.checkpoint.judging.output_error import lines_of
 from breccia.checkpoint.reports import VerifiedTensor, VerifyReport
 from breccia.screen import fitted, one_line, wrapped
 
-__all__ = ["findings", "render"]
-
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 _SHOWN = 12  # names in a list
 

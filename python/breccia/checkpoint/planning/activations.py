@@ -25,8 +25,6 @@ from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.schemes.value import UNSAID, KVCache, Unsaid
 from breccia.schemes.value import Activations as Of
 
-__all__ = ["Activations"]
-
 _FP8 = KVCache("float8_e4m3fn")
 # What a scale of each kind of cache is the largest magnitude divided by; NVFP4's blocks have scales of up to 448.
 _NVFP4 = KVCache("float4_e2m1fn", "group", "local", 16)

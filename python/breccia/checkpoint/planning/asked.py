@@ -25,8 +25,6 @@ from breccia.schemes.matching import Match
 from breccia.schemes.toml import cache_of, rule_of
 from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule, Unsaid
 
-__all__ = ["Amax", "Asked", "asked_of", "fitted"]
-
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 # Parameters of transformers 5 that have the matrices of all experts, by the names of single ones.
 _IN_ONE = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up_proj") | dict.fromkeys(

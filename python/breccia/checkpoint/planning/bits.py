@@ -31,8 +31,6 @@ from breccia.recipe_names import recipe_of
 from breccia.recipes import has_exponents
 from breccia.schemes.toml import table_of
 
-__all__ = ["Group", "Option", "plan_bits", "spread", "to_toml"]
-
 _ENTRY = 1024  # bytes that the header of a file takes at most for the parts of a tensor
 
 

@@ -17,8 +17,6 @@ from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
 
-__all__ = ["Identity", "beside", "digest", "identity_of", "spelled"]
-
 Identity = dict[str, str]  # what counts → a digest of it
 
 

@@ -20,8 +20,6 @@ from breccia.gguf.imatrix import read_imatrix
 from breccia.gguf.models import ModelMap
 from breccia.moments import Moments, MomentsFile, load_moments
 
-__all__ = ["Importance", "print_of"]
-
 Array = Any
 
 

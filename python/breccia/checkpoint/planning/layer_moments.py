@@ -15,8 +15,6 @@ from breccia.checkpoint.reading.models import other_names
 from breccia.gguf.models import ModelMap
 from breccia.moments import Moments
 
-__all__ = ["LayerMoments", "energy", "experts_of", "smoothed"]
-
 _ONE = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<kind>gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)?")
 _ALL = re.compile(r"(?P<block>.*)\.(switch_mlp|experts)\.(?P<kind>gate_proj|up_proj|down_proj|gate_up_proj)(\.weight)?")
 _KINDS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

@@ -12,8 +12,6 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LATER", "NOTHING_KNOWN", "NUMBERS", "LeftAlone", "left_alone"]
-
 # Words in the names of weights that quantized checkpoints leave alone, and whole patterns, matched as in a shell.
 _WORDS = (
     "embed relative_attention_bias position rotary norm conv upsampler "

@@ -27,8 +27,6 @@ from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
 from breccia.schemes.rules import Unsaid, rules_of
 
-__all__ = ["Config", "changed_meaning", "check_is_read", "config_of", "made_anew", "modules_of", "words_of"]
-
 # Servers may call heads for later tokens otherwise than files do.
 _LATER_HEADS = Match("glob", f"*{LATER}*")
 # Entries of headers that formats write of their own tensors, and what is no longer true of other bytes.

@@ -25,19 +25,6 @@ from breccia.checkpoint.reading.source import Checkpoint
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.value import UNSAID, Rule
 
-__all__ = [
-    "check_effects",
-    "check_group_size",
-    "check_names",
-    "of_class",
-    "of_experts",
-    "of_group_size",
-    "of_levels",
-    "of_nothing",
-    "of_rules",
-    "without_effect",
-]
-
 
 def check_group_size(target: Target, choices: list[Choice]) -> None:
     """Whether a size of groups that was asked for divides anything. Raises ValueError where tensors are left as they

@@ -42,8 +42,6 @@ from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 
-__all__ = ["Files", "Plan", "Planner"]
-
 Files = list[tuple[str, list[Choice]]]  # output files and what goes into each
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Remark", "some"]
-
 
 class Remark(str):
     """A note that ``strict`` does not refuse: nothing of the source is lost by what it says."""

@@ -24,8 +24,6 @@ from breccia.gguf.files import model_names
 from breccia.recipes import ScaleSearch
 from breccia.schemes.value import ModelScheme, Rule
 
-__all__ = ["Options", "Request"]
-
 Method: TypeAlias = Literal["nearest", "gptq"]
 _MANIFEST = (
     *("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp", "smooth"),

@@ -15,8 +15,6 @@ from breccia.checkpoint.reading.rotation import Rotation, is_known
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.schemes.dialects.compressed_tensors import target as target_of
 
-__all__ = ["KEYS", "Rotations", "rotations_of"]
-
 KEYS = ("transform_config", "rotation")  # of what config.json says of quantization
 _SIDES = ("input", "output")
 _OF_ATTENTION = {"q_attn", "k_cache"}  # queries and keys, whose products stay where both are rotated by one matrix

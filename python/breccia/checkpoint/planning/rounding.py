@@ -12,8 +12,6 @@ from breccia.checkpoint.planning.shared_scales import is_wide
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.models import is_embedding
 
-__all__ = ["FEWEST", "rounding_notes", "why_nearest"]
-
 FEWEST = 0.25  # rows a column, below which moments say too little
 _NONE = "there are no moments of it"
 

@@ -21,8 +21,6 @@ from breccia.comparison import magnitudes
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Cast", "Shared", "amax_of", "amax_of_all", "cast_shared", "fused", "is_wide", "share", "unlike"]
-
 Cast = Callable[[Any, ScalingRecipe], ScaledTensor]
 
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate, pairwise
 
-__all__ = ["shares"]
-
 
 def shares(costs: list[int], parts: int) -> list[range]:
     """Runs of neighbours, as many as there are parts, of which the dearest costs as little as can be."""

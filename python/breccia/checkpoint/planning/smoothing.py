@@ -29,8 +29,6 @@ from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.moments import Moments
 
-__all__ = ["Place", "Smoothing", "moments_of_smoothed", "of_smoothed", "smoothings"]
-
 Array = Any
 _ROWS = 1024  # of a weight whose energy is looked at together
 _MOST = 2.0**12

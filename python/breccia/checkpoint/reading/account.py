@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from breccia.checkpoint.planning.choices import Choice
     from breccia.checkpoint.reading.source import Checkpoint
 
-__all__ = [
-    "OF_CACHE",
-    "OF_LAYERS",
-    "STRAY",
-    "STRAYS",
-    "Account",
-    "beside_weights",
-    "check_all_is_read",
-    "fates",
-    "keys_of",
-    "scales_beside",
-    "unread_modules",
-]
-
 # Last parts of the names of tensors that say how a quantized layer's inputs or outputs are quantized.
 OF_LAYERS = re.compile(
     r"(.+)(?:\.|(?<=experts\.down_proj)_|(?<=experts\.gate_up_proj)_)"

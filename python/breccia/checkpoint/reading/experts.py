@@ -19,8 +19,6 @@ from breccia.value import joining
 if TYPE_CHECKING:
     from breccia.checkpoint.planning.targets import Target
 
-__all__ = ["ExpertsApart", "Names", "apart", "gathered", "halves", "stack", "together", "wholes"]
-
 _ONE = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<kind>gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _ALL = re.compile(r"(?P<block>.*)\.switch_mlp\.(?P<kind>gate_proj|up_proj|down_proj)\.weight")
 _MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}

@@ -20,9 +20,6 @@ from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.account import beside_weights
 from breccia.checkpoint.reading.naming import NAMELESS, naming
 
-__all__ = ["Finder", "check_shape", "stored_bytes"]
-
-
 _TEXT = 1 << 16  # bytes of a text, at most
 
 

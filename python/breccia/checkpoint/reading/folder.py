@@ -17,8 +17,6 @@ from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.input_file import read_bounded
 
-__all__ = ["MAX_JSON", "MAX_SHARDS", "Folder", "read_json"]
-
 MAX_JSON = 100_000_000  # bytes, as of a header
 MAX_SHARDS = 1 << 16  # files that an index names
 

@@ -18,9 +18,6 @@ from breccia.checkpoint.reading.account import scales_beside
 from breccia.checkpoint.reading.experts import MAX_EXPERTS, ExpertsApart, Names, apart, wholes
 from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
 
-__all__ = ["AS_NUMBERS", "Batch", "Logical", "Plain", "Said", "casts", "in_order", "spelled"]
-
-
 AS_NUMBERS = "FP8 without a scale: the numbers themselves"
 _ALIKE = 4096  # kinds of tensors that are looked at once
 _BATCH = 4096  # tensors

@@ -10,21 +10,6 @@ from typing import Any
 
 from breccia.bridges.common import turned_shape
 
-__all__ = [
-    "is_embedding",
-    "is_head",
-    "is_layers_weight",
-    "is_one_expert",
-    "is_stored_turned",
-    "is_turned",
-    "is_written_turned",
-    "models_name",
-    "other_names",
-    "tied",
-    "tied_heads",
-    "turns",
-]
-
 # Where a model keeps its input embeddings → modules that may compute with the same weight and have none in the files.
 _TIED = (
     (

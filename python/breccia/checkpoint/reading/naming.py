@@ -7,8 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["NAMELESS", "naming"]
-
 NAMELESS = ""  # of an error that concerns the file, not one tensor
 
 

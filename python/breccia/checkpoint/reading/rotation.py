@@ -19,8 +19,6 @@ import numpy as np
 
 from breccia.bridges.common import Array, float32
 
-__all__ = ["Rotation", "hadamard", "is_known"]
-
 
 class Rotation(NamedTuple):
     """One rotation of a layer.

@@ -24,8 +24,6 @@ from breccia.checkpoint.reading.naming import naming
 from breccia.checkpoint.reading.source import Checkpoint, assemble
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["STEP", "piece_of", "pieces_of", "rows_of", "stored_shape", "together"]
-
 Tensor: TypeAlias = "ScaledTensor | OutsideTensor | np.ndarray[Any, Any]"
 _FEW = 16  # rows: so few are read at once, for a number of them could be anything
 _LARGE = 64 << 20  # bytes of a tensor that is read in pieces, and of a piece: stored, or as bfloat16, which are more

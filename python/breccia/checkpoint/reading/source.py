@@ -37,8 +37,6 @@ from breccia.checkpoint.reading.naming import NAMELESS, naming
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import Match, ModelScheme, Rule, of_checkpoint
 
-__all__ = ["Checkpoint", "assemble"]
-
 Unmarked: TypeAlias = Literal["comfyui", "modelopt"]  # whose block scales have one shape and two orders
 UNMARKED = get_args(Unmarked)
 _FLOATS = ("F64", "F32", "F16", "BF16")

@@ -47,8 +47,6 @@ from breccia.checkpoint.writing.work import Done, Work, check_destination, check
 from breccia.recipes import ScaleSearch
 from breccia.schemes.value import ModelScheme, Rule
 
-__all__ = ["Job", "RunOptions", "convert"]
-
 # What is written between two entries of the journal, of which whichever comes first makes one.
 _SYNC_EVERY = 64 << 20  # bytes
 _SYNC_SECONDS = 1.0

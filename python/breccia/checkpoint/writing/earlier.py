@@ -12,8 +12,6 @@ from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.work import Done, Work
 
-__all__ = ["look"]
-
 
 def look(checkpoint: Checkpoint, files: Files, work: Work) -> None:
     """Forget what was made of bytes that are others now. A file of the source whose stamp is as it was is not read;

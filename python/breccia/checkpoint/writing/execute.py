@@ -35,8 +35,6 @@ from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.verbs.cast_options import column_weights
 
-__all__ = ["as_dtype", "cast_for", "execute"]
-
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 

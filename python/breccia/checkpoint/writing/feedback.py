@@ -28,8 +28,6 @@ from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value import joining
 
-__all__ = ["encoded", "rounded"]
-
 # How a matrix is cast by a recipe, with the amax that it shares or None, and by which function or None: to nearest.
 Make = Callable[[Any, ScalingRecipe, Any, "Cast | None"], ScaledTensor]
 

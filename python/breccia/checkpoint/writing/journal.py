@@ -14,8 +14,6 @@ from typing import Any
 
 from breccia.checkpoint.files import disk
 
-__all__ = ["Journal", "Record", "first_record", "read_journal"]
-
 _MAGIC = b"breccia journal\n"
 _SUM = 16
 Record = tuple[Any, ...]  # of JSON types

@@ -18,8 +18,6 @@ from breccia.checkpoint.workers import PIECE, Workers
 from breccia.comparison import Comparison, magnitudes
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["FLOATS", "Loss", "Losses", "counted", "in_piece", "summed"]
-
 
 class Loss(NamedTuple):
     """Sums of a tensor, of which JSON holds each: of squares of what was read and of what changed, whether every value

@@ -24,8 +24,6 @@ from breccia.checkpoint.reading.folder import read_json
 from breccia.checkpoint.reading.source import Checkpoint, container_of
 from breccia.checkpoint.workers import Workers
 
-__all__ = ["NAME", "Manifest", "Written", "place_of", "read", "sha256_of_file", "sha256_of_tensors"]
-
 NAME = "breccia.json"
 _OF_BLAS = "codes beside ties depend on how a CPU, its BLAS or a GPU adds: made again elsewhere they may be others"
 

@@ -21,8 +21,6 @@ from breccia.checkpoint.reading.folder import MAX_JSON
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.manifest import NAME
 
-__all__ = ["write_companions"]
-
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 
 

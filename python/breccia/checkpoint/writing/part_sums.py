@@ -18,8 +18,6 @@ from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing.work import Done
 
-__all__ = ["OfParts", "again", "check_source", "check_written", "read", "write"]
-
 _NAME = "part.sums"
 _MOST = 1 << 30  # bytes: a piece of 16 MiB takes 30
 OfParts = dict[tuple[Path, str], Done]  # by a part's directory and the name of a file in it

@@ -38,8 +38,6 @@ from breccia.checkpoint.writing.work import Done, Work, check_destination, names
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Piece", "convert_part", "finish", "parts_of", "plan"]
-
 _MARK = "part.identity"  # in a part's directory: what it was made from
 _NAME = re.compile(r"\.?(\d+)-of-(\d+)(\.partial)?")
 _STEP = 16 << 20  # bytes copied at a time

@@ -27,8 +27,6 @@ from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing.losses import FLOATS, in_piece
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Sink", "repack", "repack_pieces"]
-
 _PIECE = 2 << 20  # bytes of codes at a time
 
 

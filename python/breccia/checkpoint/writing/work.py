@@ -22,9 +22,6 @@ from breccia.checkpoint.writing.journal import Journal, Record, first_record, re
 from breccia.checkpoint.writing.losses import Loss
 from breccia.checkpoint.writing.manifest import place_of
 
-__all__ = ["Done", "ReplaceError", "Work", "check_destination", "check_replaceable", "names_folder", "partial_of"]
-
-
 _WORTH = 10.0  # seconds of work
 
 
