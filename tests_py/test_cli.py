@@ -643,6 +643,7 @@ def test_the_command_names_options_where_functions_name_arguments(tmp_path, caps
             "--to",
             "int4",
         ): "IN must be a file or a directory, there is no https:/hub/a: a URL is",
+        ("verify", model, model, "--moments", "no"): "--moments must be a file or a directory, there is no no: breccia",
         ("verify", model, "no"): "B must be a file or a directory, there is no no",
     }
     for words, sentence in told.items():
@@ -650,5 +651,7 @@ def test_the_command_names_options_where_functions_name_arguments(tmp_path, caps
         assert f"breccia {words[0]}: {sentence}" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"^to must be a recipe or a format, got 'nvpf4'"):
         breccia.checkpoint.convert(model, "b", "nvpf4")
-    with pytest.raises(FileNotFoundError, match=r"^moments must be a file or a directory, there is no no$"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^moments must be a file or a directory, there is no no: breccia calibrate makes one$"
+    ):
         breccia.checkpoint.convert(model, "b", "int4", moments="no")

@@ -18,10 +18,10 @@ PAGES = sorted((PACKAGE / "cli/explain").glob("*.md"))
 BLOCK = re.compile(r'^```(python|sh)(?: title="(\w+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 # Notes and refusals whose example would need another program's files, a tokenizer, or a broken disk.
 WITHOUT_EXAMPLE = {
-    "adapter-lost", "block-scale-order", "damped", "disk-trouble", "earlier-run", "experts-misread", "folded",
-    "fp8-numbers", "input-scales", "kv-cache", "names-kept", "no-gguf-tokenizer", "no-tokenizer", "not-smoothed",
-    "one-level", "onnx-opset", "other-files", "other-weights", "program-misreads", "rotations",
-    "scheme-not-written", "transformer-engine-states", "unknown-class",
+    "adapter-lost", "block-scale-order", "calibration-short", "damped", "disk-trouble", "earlier-run",
+    "experts-misread", "folded", "fp8-numbers", "input-scales", "kv-cache", "names-kept", "no-gguf-tokenizer",
+    "no-tokenizer", "not-recorded", "not-smoothed", "one-level", "onnx-opset", "other-files", "other-weights",
+    "program-misreads", "rotations", "scheme-not-written", "transformer-engine-states", "unknown-class",
 }  # fmt: skip
 
 
@@ -108,8 +108,8 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 
 def notes() -> Iterator[tuple[str, str]]:
-    """Texts of notes in the source of planning, writing and merging: what is added to notes, and remarks."""
-    folders = ("checkpoint/planning", "checkpoint/writing", "checkpoint/lora")
+    """Texts of notes in the source: what is added to notes, and remarks."""
+    folders = ("checkpoint/planning", "checkpoint/writing", "checkpoint/lora", "calibration")
     for path in (path for folder in folders for path in sorted((PACKAGE / folder).glob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found: list[ast.AST] = []

@@ -24,7 +24,7 @@ def existing(value: Any, argument: str) -> Path:
     path = path_of(value, argument)
     if path.exists():
         return path
-    more = ""
+    more = ": breccia calibrate makes one" if argument in ("moments", "amax") else ""
     if re.match(r"\w+:/", str(path)):
         more = ": a URL is not opened, what it names must be downloaded first"
     elif re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) and not path.parent.exists():

@@ -175,7 +175,9 @@ def rows_of_text(paths: Sequence[str | os.PathLike[str]], tokenizer: Any, length
     first = [tokenizer.bos_token_id] if tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id] else []
     own = length - len(first)
     if own < 1 or len(ids) < own:
-        raise ValueError(f"text must have at least one row of {own} tokens, it has {len(ids)}: length takes less")
+        raise ValueError(
+            f"text must have at least one row of {own} tokens, it has {len(ids)}: give more text, or a smaller length"
+        )
     count = len(ids) // own if tokens is None else min(len(ids) // own, -(-tokens // length))
     rows = [first + ids[start : start + own] for start in range(0, count * own, own)]
     return Rows(np.asarray(rows, np.int64), len(ids), digest.hexdigest())

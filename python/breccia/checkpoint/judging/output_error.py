@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from breccia.checkpoint.arguments import existing
 from breccia.checkpoint.planning.layer_moments import LayerMoments, energy
 from breccia.checkpoint.planning.smoothing import moments_of_smoothed
 from breccia.checkpoint.reports import OutputErrorReport
@@ -54,7 +55,7 @@ class OutputErrors:
 
         self._file: MomentsFile | None = None
         if not isinstance(moments, Mapping):
-            moments = self._file = load_moments(moments)
+            moments = self._file = load_moments(existing(moments, "moments"))
         self._moments, self._layers = moments, LayerMoments(moments, what="moments")
         self.found: dict[str, float] = {}
 
