@@ -204,6 +204,7 @@ STAGES = (
         (
             "cpp/include/breccia/codecs/",
             "cpp/src/tensor/catalogue.cpp",
+            "cpp/include/breccia/recipes.hpp",
             "cpp/src/kernels/",
             "tests_cpp/golden_values.hpp",
             "tests_cpp/test_codecs.cpp",

@@ -64,6 +64,7 @@ TABLES = {
     "lora merge": training.lora_merge,
     "stages": stages.stages,
     "kernels": kernels.rules,
+    "paths": kernels.paths,
     "quality": quality.ways,
     "quality, files": quality.files,
 }

@@ -37,6 +37,16 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Parts of the core by the sources that they begin with (patterns from the root). What those include is theirs, too, so
 # that an edit of a kernel for products leaves figures of casts as they are.
 WHEREVER = ("cpp/src/backends/*/target.hpp", "cpp/src/kernels/vocabulary.inl.hpp", "cpp/src/runtime/*.cpp")
+KERNELS_OF_PRODUCTS = (
+    "cpp/src/kernels/gemm.inl.hpp",
+    "cpp/src/backends/codes_f32.cpp",
+    "cpp/src/backends/integer.cpp",
+    "cpp/src/backends/*/*.cpp",
+    "cpp/src/backends/*/code_units.inl.hpp",  # these are included by names that are macros
+    "cpp/src/backends/*/integer_*.inl.hpp",
+    "cpp/src/contract/kernel_interface.hpp",
+    "cpp/src/contract/kernel_interface/*.hpp",
+)
 PARTS = {
     "encoding in the core": (*WHEREVER, "cpp/src/kernels/quantize_kernels.inl.hpp"),
     "comparing in the core": (
@@ -54,18 +64,8 @@ PARTS = {
         "cpp/src/quantize/*.cpp",
     ),
     "optimizers in the core": (*WHEREVER, "cpp/src/kernels/adamw_kernels.inl.hpp", "cpp/src/quantize/adamw.cpp"),
-    "products of the core": (
-        *WHEREVER,
-        "cpp/src/kernels/gemm.inl.hpp",
-        "cpp/src/backends/codes_f32.cpp",
-        "cpp/src/backends/integer.cpp",
-        "cpp/src/backends/*/*.cpp",
-        "cpp/src/backends/*/code_units.inl.hpp",  # these are included by names that are macros
-        "cpp/src/backends/*/integer_*.inl.hpp",
-        "cpp/src/matmul/**/*.cpp",
-        "cpp/src/contract/kernel_interface.hpp",
-        "cpp/src/contract/kernel_interface/*.hpp",
-    ),
+    "ways to multiply": (*WHEREVER, *KERNELS_OF_PRODUCTS, "cpp/src/matmul/paths/*.cpp"),
+    "products of the core": (*WHEREVER, *KERNELS_OF_PRODUCTS, "cpp/src/matmul/**/*.cpp", "cpp/src/matmul/rules.inl"),
 }
 CASTS = ("casts of the core", "cpp/src/backends/kernels.cpp")
 PRODUCTS = ("products of the core", "cpp/src/backends/kernels.cpp")
@@ -152,6 +152,12 @@ RESULTS = {
     "import_time": _cpu("import_time", "python/breccia/__init__.py"),
     "large_header": _cpu("large_header", "python/breccia/checkpoint/files/"),
     "verify_speed": _cpu("verify_speed", "comparing in the core"),
+    # times by which the core chooses: this result writes cpp/src/matmul/rules.inl
+    "kernel_paths": Result(
+        "paths",
+        "python kernel_paths.py --json {out}",
+        (f"{BENCHMARKS}cpp/measure_paths.cpp", f"{BENCHMARKS}cpp/operands.hpp", "ways to multiply"),
+    ),
     # numbers that are the same on every machine
     "accuracy": Result("values", "python accuracy.py --json {out}", (BYTES,)),
     "accuracy_sigma0.002": Result("values", "python accuracy.py --sigma 0.002 --json {out}", (BYTES,)),

@@ -239,6 +239,7 @@ TEST(TypedRecipes, HaveTheChoicesOfTheirRows) {
     expect_choices<Fp8Format>("expanded", "fp8_format", [](Fp8Format f) { return expanded{.fp8_format = f}; });
     expect_choices<MxRounding>("mxfp8", "scale_rounding", [](MxRounding r) { return mxfp8{.scale_rounding = r}; });
     expect_choices<Fp6Format>("mxfp6", "fp6_format", [](Fp6Format f) { return mxfp6{.fp6_format = f}; });
+    expect_choices<Fp4Format>("mxfp4", "fp4_format", [](Fp4Format f) { return mxfp4{.fp4_format = f}; });
     expect_choices<MxRounding>("mxfp4", "scale_rounding", [](MxRounding r) { return mxfp4{.scale_rounding = r}; });
     expect_choices<Nvfp4Rule>("nvfp4", "scale_rule", [](Nvfp4Rule r) { return nvfp4{.scale_rule = r}; });
     expect_choices<GlobalScaleForm>("nvfp4", "global_scale_form",

@@ -19,6 +19,8 @@ inline Array normal(DType dtype, Shape shape, unsigned seed) {
         const float x = value(random);
         if (dtype == DType::float32)
             array.as<float>()[i] = x;
+        else if (dtype == DType::float16)
+            array.as<Float16>()[i] = to_float16(x);
         else
             array.as<BFloat16>()[i] = to_bfloat16(x);
     }

@@ -36,15 +36,12 @@ struct BRECCIA_API FieldSpec {
     [[nodiscard]] std::string_view default_choice() const { return text.substr(0, text.find('|')); }
 };
 
-/// Checked values of all fields of a row.
-class FieldNumbers;
-
 /// A named recipe.
 struct RecipeRow {
-    std::string_view name;                   ///< "NVFP4BlockScaling"
-    std::string_view short_name;             ///< "nvfp4"
-    std::span<const FieldSpec> fields;       ///< in the order of Python's dataclass
-    Recipe (*build)(const FieldNumbers& f);  ///< what make_recipe() calls
+    std::string_view name;                ///< "NVFP4BlockScaling"
+    std::string_view short_name;          ///< "nvfp4"
+    std::span<const FieldSpec> fields;    ///< in the order of Python's dataclass
+    Recipe (*make)(const Fields& given);  ///< what make_recipe() calls, all fields being the row's
 };
 
 /// All of them; the rows live as long as the program.

@@ -20,6 +20,7 @@
 #include "breccia/formats.hpp"
 #include "breccia/ops.hpp"
 #include "runtime/call.hpp"
+#include "tensor/spelling.hpp"
 
 // NOLINTBEGIN(readability-identifier-naming): names of C
 struct breccia_recipe {
@@ -62,7 +63,7 @@ breccia_status guarded(Verb verb) noexcept {
 
 template <class T>
 T& not_null(T* pointer, const char* name) {
-    if (pointer == nullptr) throw_value(std::string(name) + " must not be NULL");
+    if (pointer == nullptr) throw_value(name, " must not be NULL");
     return *pointer;
 }
 
@@ -83,9 +84,9 @@ Fields fields_of(std::string_view text) {
         text.remove_prefix(std::min(text.size(), field.size() + 1));
         const std::size_t equals = field.find('=');
         if (equals == std::string_view::npos || equals == 0)
-            throw_value("fields must be name=value, with commas between them, got '" + std::string(field) + "'");
+            throw_value("fields must be name=value, with commas between them, got '", field, "'");
         const auto [at, added] = fields.emplace(field.substr(0, equals), value_of(field.substr(equals + 1)));
-        if (!added) throw_value("fields must have each name once, got '" + at->first + "' twice");
+        if (!added) throw_value("fields must have each name once, got '", at->first, "' twice");
     }
     return fields;
 }
@@ -99,17 +100,16 @@ T taken(const T* given, const std::string& name) {
     std::size_t size = 0;
     std::memcpy(&size, &not_null(given, name.c_str()), sizeof size);
     if (size < first || size > most)
-        throw_value(name + ".size must be the sizeof of its struct, at least " + std::to_string(first) + ", got " +
-                    std::to_string(size));
+        throw_value(name, ".size must be the sizeof of its struct, at least ", first, ", got ", size);
     T known{};
     std::memcpy(&known, given, std::min(size, sizeof(T)));
     const auto* bytes = reinterpret_cast<const unsigned char*>(given);
     for (std::size_t i = sizeof(T); i < size; ++i)
         if (bytes[i] != 0)
-            throw_value(name + " must have zeros in the members that this library does not know, got another at byte " +
-                        std::to_string(i) + " (breccia " + std::string(version()) + ")");
+            throw_value(name, " must have zeros in the members that this library does not know, got another at byte ",
+                        i, " (breccia ", version(), ")");
     if constexpr (requires { known.reserved; })
-        if (known.reserved != 0) throw_value(name + ".reserved must be 0, got " + std::to_string(known.reserved));
+        if (known.reserved != 0) throw_value(name, ".reserved must be 0, got ", known.reserved);
     return known;
 }
 
@@ -119,7 +119,7 @@ T taken_or_zero(const T* given, const std::string& name) {
 }
 
 Shape shape_of(std::int64_t batch, std::int64_t rows, std::int64_t columns, const std::string& name) {
-    if (batch < 0) throw_value(name + "batch must be at least 0, got " + std::to_string(batch));
+    if (batch < 0) throw_value(name, "batch must be at least 0, got ", batch);
     if (batch == 0) return {rows, columns};
     return {batch, rows, columns};
 }
@@ -133,8 +133,7 @@ Shape shape_of(const Matrix& matrix, const std::string& name) {
 template <class Matrix>
 Array borrow(const void* memory, ElementType type, const Shape& shape, const std::string& name) {
     if (reinterpret_cast<std::uintptr_t>(memory) % type.size() != 0)
-        throw_value(name + " must lie at a multiple of " + std::to_string(type.size()) + " bytes, the size of a " +
-                    type.name());
+        throw_value(name, " must lie at a multiple of ", type.size(), " bytes, the size of a ", type.name());
     Array array = Array::borrow(const_cast<void*>(memory), type, shape);
     array.read_only = std::is_same_v<Matrix, breccia_matrix>;
     return array;
@@ -142,19 +141,19 @@ Array borrow(const void* memory, ElementType type, const Shape& shape, const std
 
 // Of a part that there is none of, which a verb would neither read nor write.
 void check_null(const void* memory, const std::string& name, const std::string& owner) {
-    if (memory != nullptr) throw_value(name + " must be NULL for " + owner + ", which have no such part");
+    if (memory != nullptr) throw_value(name, " must be NULL for ", owner, ", which have no such part");
 }
 
 template <class Matrix>
 Array numbers(const Matrix& matrix, const std::string& name) {
-    if (matrix.recipe != nullptr) throw_type(name + " must be of numbers, got a quantized matrix");
+    if (matrix.recipe != nullptr) throw_type(name, " must be of numbers, got a quantized matrix");
     if constexpr (std::is_same_v<Matrix, breccia_matrix>)
-        if (matrix.prepared != nullptr) throw_type(name + " must be of numbers, got a prepared weight");
+        if (matrix.prepared != nullptr) throw_type(name, " must be of numbers, got a prepared weight");
     check_null(matrix.scale, name + ".scale", "numbers");
     check_null(matrix.zero_point, name + ".zero_point", "numbers");
     check_null(matrix.global_scale, name + ".global_scale", "numbers");
     if (matrix.dtype < 0 || matrix.dtype >= dtype_count)
-        throw_type(name + ".dtype must be a BRECCIA_ type of numbers, got " + std::to_string(matrix.dtype));
+        throw_type(name, ".dtype must be a BRECCIA_ type of numbers, got ", matrix.dtype);
     return borrow<Matrix>(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix, name), name + ".data");
 }
 
@@ -167,7 +166,7 @@ const Recipe& recipe_of(const Matrix& matrix, const std::string& name) {
 template <class Matrix>
 CastOutput parts(const Matrix& matrix, const CastPlan& plan, const std::string& name) {
     const auto part = [&](const void* memory, ElementType type, const Shape& shape, const char* field) {
-        if (memory == nullptr && element_count(shape) != 0) throw_value(name + "." + field + " must not be NULL");
+        if (memory == nullptr && element_count(shape) != 0) throw_value(name, ".", field, " must not be NULL");
         return borrow<Matrix>(memory, type, shape, name + "." + field);
     };
     CastOutput out{part(matrix.data, plan.data_type, plan.data_shape, "data"),
@@ -196,8 +195,7 @@ Array codes_of(const Array& scales, ScaleType type, const std::string& name) {
     for (std::size_t i = 0; i < count; ++i) {
         const float given = scales.as<const float>()[i];
         if (given == decoded[i] || (std::isnan(given) && std::isnan(decoded[i]))) continue;
-        throw_value(name + " must be values of " + std::string(info(format).name) + ", got " + std::to_string(given) +
-                    " for scale " + std::to_string(i));
+        throw_value(name, " must be values of ", info(format).name, ", got ", given, " for scale ", i);
     }
     return codes;
 }
@@ -208,8 +206,7 @@ ScaledTensor scaled(const breccia_matrix& matrix, const std::string& name) {
     const Shape shape = shape_of(matrix, name);
     CastPlan plan = plan_cast(shape, recipe);
     if (matrix.scale_form != BRECCIA_SCALES_OF_RECIPE && matrix.scale_form != BRECCIA_SCALES_FLOAT32)
-        throw_value(name + ".scale_form must be one of the BRECCIA_SCALES_ constants, got " +
-                    std::to_string(matrix.scale_form));
+        throw_value(name, ".scale_form must be one of the BRECCIA_SCALES_ constants, got ", matrix.scale_form);
     const bool as_float = matrix.scale_form == BRECCIA_SCALES_FLOAT32;
     if (as_float) plan.scale_type = DType::float32;
     if (matrix.global_scales != 0 && matrix.batch != 0) plan.global_scale_shape = {matrix.batch, 1, 1};
@@ -225,8 +222,7 @@ ScaledTensor scaled(const breccia_matrix& matrix, const std::string& name) {
 // What is read, but for operands of breccia_matmul.
 breccia_matrix as_stored(const breccia_matrix* given, const char* name) {
     const breccia_matrix matrix = taken(given, name);
-    if (matrix.transposed != 0)
-        throw_value(std::string(name) + ".transposed must be 0, got " + std::to_string(matrix.transposed));
+    if (matrix.transposed != 0) throw_value(name, ".transposed must be 0, got ", matrix.transposed);
     return matrix;
 }
 
@@ -234,8 +230,7 @@ breccia_matrix as_stored(const breccia_matrix* given, const char* name) {
 // write.
 void check_shape(const breccia_output& out, const Shape& given, const std::string& name) {
     const Shape made = shape_of(out, "out");
-    if (given != made)
-        throw_value("out must have the shape of " + name + ", " + to_string(given) + ", got " + to_string(made));
+    if (given != made) throw_value("out must have the shape of ", name, ", ", given, ", got ", made);
 }
 CastOutput codes_to_write(const breccia_output& out, const Shape& given, const std::string& name) {
     check_shape(out, given, name);
@@ -255,7 +250,7 @@ Operand operand(const Side& side) {
 // Numbers (1, columns), or a batch of such, without the axis of rows.
 Array row_of(const breccia_matrix* given, const char* name) {
     const breccia_matrix m = as_stored(given, name);
-    if (m.rows != 1) throw_value(std::string(name) + " must have 1 row, got " + std::to_string(m.rows));
+    if (m.rows != 1) throw_value(name, " must have 1 row, got ", m.rows);
     Array row = numbers(m, name);
     row.shape.erase(row.shape.end() - 2);
     row.strides.erase(row.strides.end() - 2);
@@ -267,8 +262,7 @@ CastOptions cast_options(const breccia_cast_options* given) {
     CastOptions options;
     if (o.importance != nullptr) options.importance = row_of(o.importance, "options.importance");
     if (o.amax_count < 0 || (o.amax_count > 0 && o.amax == nullptr))
-        throw_value("options.amax_count must be the number of what options.amax points to, got " +
-                    std::to_string(o.amax_count));
+        throw_value("options.amax_count must be the number of what options.amax points to, got ", o.amax_count);
     if (o.amax != nullptr) options.amax.assign(o.amax, o.amax + o.amax_count);
     if (o.stochastic != 0) options.seed = o.seed;
     options.offset = o.offset;
@@ -279,7 +273,7 @@ CastOptions cast_options(const breccia_cast_options* given) {
 Precision precision_of(const breccia_product_options* given) {
     const breccia_precision precision = taken_or_zero(given, "options").precision;
     if (precision != BRECCIA_EXACT && precision != BRECCIA_FAST)
-        throw_value("options.precision must be BRECCIA_EXACT or BRECCIA_FAST, got " + std::to_string(precision));
+        throw_value("options.precision must be BRECCIA_EXACT or BRECCIA_FAST, got ", precision);
     return precision == BRECCIA_FAST ? Precision::fast : Precision::exact;
 }
 
@@ -386,7 +380,7 @@ breccia_status breccia_grouped_matmul(const breccia_matrix* x, const breccia_mat
         const Side activations = side_of(left, "x");
         const ScaledTensor stack = scaled(right, "w");
         if (stack.shape().size() != 3)
-            throw_value("w must be a batch of matrices, one to each expert, got shape " + to_string(stack.shape()));
+            throw_value("w must be a batch of matrices, one to each expert, got shape ", stack.shape());
         grouped_matmul_into(operand(activations), stack, {offsets, static_cast<std::size_t>(stack.shape().front()) + 1},
                             numbers(to, "out"), precision_of(options));
     });

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "matmul/product.hpp"
+#include "matmul/paths/paths.hpp"
 
 namespace breccia::inline v0_4 {
 
@@ -27,21 +27,51 @@ struct TermActivations {
     std::vector<float> scales;
 };
 
-/// How a kernel of terms is to be called, whose scales come in such blocks.
+/// How a kernel is to be called that takes activations as terms. `Blocks` says how it applies the weight's scales, in
+/// units of so many elements of K: elements() are scaled together, and shorten() makes that fewer where it can.
 template <class Blocks>
 struct TermPlan {
     Blocks blocks;
-    const ScaledMatrix* coded;  ///< the activations, where they are multiplied without their scales
+    std::int64_t unit;
+    /// The activations, where they are codes and the kernel's blocks, which may become shorter, each lie in one of
+    /// theirs: they are multiplied without their scales. Else null.
+    const ScaledMatrix* coded;
     int terms;
 
-    TermPlan(const Product& product, const Blocks& of_scales, const ScaledMatrix* coded_activations)
-        : blocks(of_scales), coded(coded_activations), terms(coded != nullptr ? 1 : product.terms()) {}
-    /// Activations from `first` on of one call of the kernel, which takes up to 16 vectors.
-    [[nodiscard]] TermActivations pass(std::int64_t first, std::int64_t rows) const {
-        const std::int64_t count = std::min(at_once(), rows - first);
-        return {.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}};
+    TermPlan(const Product& product, const Blocks& of_weight, std::int64_t of_unit)
+        : blocks(of_weight), unit(of_unit), coded(coded_activations(product)) {
+        const std::int64_t own = coded != nullptr ? coded->grid.block_cols : 0;
+        if (own < product.k && own % blocks.elements(unit) != 0 && !blocks.shorten(own, unit)) coded = nullptr;
+        terms = coded != nullptr ? 1 : product.terms();
     }
-    [[nodiscard]] std::int64_t at_once() const { return 16 / terms; }
+    /// What paths say of a product.
+    [[nodiscard]] Kinds kind(const Product& product) const {
+        return coded != nullptr ? kinds::codes : as_numbers(product);
+    }
+    /// Calls pack(terms) for the activations of each call of the kernel, which takes up to 16 vectors. Empty where it
+    /// returns false: a number is out of range.
+    template <class Pack>
+    [[nodiscard]] OneOrMore<TermActivations> calls(std::int64_t rows, Pack pack) const {
+        OneOrMore<TermActivations> all;
+        const std::int64_t at_once = 16 / terms;
+        for (std::int64_t first = 0; first < rows; first += at_once) {
+            const std::int64_t count = std::min(at_once, rows - first);
+            TermActivations one{
+                .first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}};
+            if (!pack(one)) return {};
+            all.push_back(std::move(one));
+        }
+        return all;
+    }
+    /// Scales of codes for `padded_k` elements, those of a block `stride` apart from the next one's.
+    void read_scales(const Product& product, std::int64_t padded_k, std::int64_t stride, Scratch& scratch,
+                     TermActivations& out) const {
+        const std::int64_t block = blocks.elements(unit);
+        out.scales.resize(static_cast<std::size_t>((padded_k + block - 1) / block * stride));
+        for (std::int64_t i = 0; i < out.rows; ++i)
+            read_finer_scales(product.table, *coded, out.first + i, block, scratch.scales, out.scales.data() + i,
+                              stride);
+    }
 };
 
 /// Packs the activations that `to` names, codes of `coded` unless that is null, in the order of codes in doublewords,

@@ -172,7 +172,7 @@ bool multiply_by(std::string_view path, const Operand& a, const Operand& b, cons
     std::atomic<bool> all{true};
     for_each_product({.call = call, .a = a, .b = b, .k_axis = -2, .out = out, .bias = bias},
                      [&](const Product& product) {
-                         if (!(*chosen)->suits(product) || (*chosen)->multiply(product, {}) != Refusal::none)
+                         if (!(*chosen)->suits(product) || (*chosen)->multiply(product, 3) != Refusal::none)
                              all = false;
                      });
     return all;

@@ -24,6 +24,15 @@ inline const InterleavedWeight* interleaved_of(const ScaledTensor& scaled) { ret
 struct LaneBlocks {
     std::int64_t block_quads = 0, scale_step = 1, stored = 4, repeats = 1;
     int block_shift = 0;
+    /// See TermPlan: elements of K that a kernel sums up before it scales.
+    [[nodiscard]] std::int64_t elements(std::int64_t quad) const {
+        return block_quads > 0 ? block_quads * quad : std::int64_t{16} << block_shift;
+    }
+    bool shorten(std::int64_t to, std::int64_t quad) {
+        if (scale_step != 0 || elements(quad) % to != 0 || to % quad != 0) return false;
+        block_quads = to / quad;
+        return true;
+    }
     [[nodiscard]] std::int64_t group_bytes(ScaleType type) const { return stored * (is_coded(type) ? 16 : 64); }
 };
 

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "contract/kernel_table.hpp"
+#include "quantize/block_writer.hpp"
 
 namespace breccia::inline v0_4 {
 
@@ -63,5 +64,11 @@ private:
     std::int32_t fraction_bits_ = 0;             // of the largest distance to a multiple of 1 / denominator_
     bool has_plus_ = false, has_minus_ = false;  // amax and -amax
 };
+
+/// NVFP4's two levels under which a tensor that is stored already keeps every value. A block's scale must be one of a
+/// few numbers: the source's own, or the block's amax over one of E2M1's magnitudes; all of them products of one global
+/// scale and E4M3 numbers. Writes the tensor that is walked; blocks that keep the source's scales and codes are copied.
+/// False, with nothing written, where no such scales are found: a block with an infinity has none.
+bool write_exact_two_levels(const BlockWalk& walk, const Recipe& recipe, const BlockWriter& to);
 
 }  // namespace breccia::inline v0_4

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "quantize/exact_two_level.hpp"
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -8,6 +6,7 @@
 #include <limits>
 #include <span>
 
+#include "quantize/exact_scale.hpp"
 #include "quantize/scale_choice.hpp"
 #include "runtime/threads.hpp"
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "breccia/compare.hpp"
 #include "breccia/formats.hpp"
 #include "quantize/cholesky.hpp"
 #include "quantize/quantizer.hpp"
@@ -296,67 +297,54 @@ private:
 
 // Rows of one matrix of weights, and of these the columns of one group.
 template <typename Codec>
-class Rounding {
-public:
-    Rounding(const Call& call, const Feed& feed, std::int64_t group, const Codec& codec, std::int64_t matrix,
-             std::int64_t first, std::int64_t rows)
-        : call_(call),
-          feed_(feed),
-          codec_(codec),
-          group_(group),
-          matrix_(matrix),
-          first_(first),
-          rows_(rows),
-          cols_(feed.size(group)),
-          x_(at(rows * cols_)),
-          shares_(at(cols_ * batch_cols)),
-          fed_(at(rows_ * batch_cols)) {}
+struct Rounding {
+    const Call& call;
+    const Feed& feed;
+    const Codec& codec;
+    std::int64_t group, matrix, first, rows;
+    std::int64_t cols = feed.size(group);
+    std::vector<float> numbers = std::vector<float>(at(rows * cols));  // weights, in whose place remainders come
+    std::vector<float> shares = std::vector<float>(at(cols * batch_cols));
+    std::vector<float> fed = std::vector<float>(at(rows * batch_cols));
 
     void run(const NumberMatrix& w) {
-        parallel_for(call_, rows_, 16, [&](std::int64_t first, std::int64_t last) {
+        parallel_for(call, rows, 16, [&](std::int64_t from, std::int64_t to) {
             std::vector<float> scratch;
-            for (std::int64_t row = first; row < last; ++row) {
-                const std::int64_t begin = feed_.first(group_);
-                const float* values = w.read(call_.kernels, first_ + row, begin, cols_, scratch);
-                for (std::int64_t c = 0; c < cols_; ++c)
-                    x_[at(row * cols_ + c)] = values[feed_.column(group_, c) - begin];
+            for (std::int64_t row = from; row < to; ++row) {
+                const std::int64_t begin = feed.first(group);
+                const float* values = w.read(call.kernels, first + row, begin, cols, scratch);
+                for (std::int64_t c = 0; c < cols; ++c)
+                    numbers[at(row * cols + c)] = values[feed.column(group, c) - begin];
             }
         });
-        for (std::int64_t begin = 0; begin < cols_; begin += batch_cols) {
-            const std::int64_t width = std::min(batch_cols, cols_ - begin);
+        for (std::int64_t begin = 0; begin < cols; begin += batch_cols) {
+            const std::int64_t width = std::min(batch_cols, cols - begin);
             for (std::int64_t i = 0; i < begin + width; ++i)
                 for (std::int64_t c = 0; c < width; ++c)
-                    shares_[at(i * width + c)] = i < begin + c ? feed_.share(group_, i, begin + c) : 0.0F;
+                    shares[at(i * width + c)] = i < begin + c ? feed.share(group, i, begin + c) : 0.0F;
             if (begin > 0) {
-                Array remainders = Array::borrow(x_.data(), DType::float32, {rows_, begin});
-                remainders.strides[0] = cols_ * static_cast<std::int64_t>(sizeof(float));
-                matmul_into(remainders, Array::borrow(shares_.data(), DType::float32, {begin, width}),
-                            Array::borrow(fed_.data(), DType::float32, {rows_, width}));
+                Array remainders = Array::borrow(numbers.data(), DType::float32, {rows, begin});
+                remainders.strides[0] = cols * static_cast<std::int64_t>(sizeof(float));
+                matmul_into(remainders, Array::borrow(shares.data(), DType::float32, {begin, width}),
+                            Array::borrow(fed.data(), DType::float32, {rows, width}));
             }
-            parallel_for_each(call_, rows_, std::max<std::int64_t>(1, (1 << 12) / width),
+            parallel_for_each(call, rows, std::max<std::int64_t>(1, (1 << 12) / width),
                               [&](std::int64_t row) { round_row(row, begin, width); });
         }
     }
 
-private:
     // Columns [begin, begin + width) of a row: weights, in whose place remainders come.
     void round_row(std::int64_t row, std::int64_t begin, std::int64_t width) {
-        float* x = x_.data() + row * cols_ + begin;
+        float* x = numbers.data() + row * cols + begin;
         float added[batch_cols] = {};
-        if (begin > 0) std::copy_n(fed_.data() + row * width, width, added);
+        if (begin > 0) std::copy_n(fed.data() + row * width, width, added);
         for (std::int64_t c = 0; c < width; ++c) {
-            const float rest = codec_.put(matrix_, first_ + row, feed_.column(group_, begin + c), x[c], added[c]);
+            const float rest = codec.put(matrix, first + row, feed.column(group, begin + c), x[c], added[c]);
             x[c] = rest;
-            const float* share = shares_.data() + (begin + c) * width;
+            const float* share = shares.data() + (begin + c) * width;
             for (std::int64_t d = c + 1; d < width; ++d) added[d] += rest * share[d];
         }
     }
-
-    const Call& call_;
-    const Feed& feed_;
-    const Codec& codec_;
-    std::int64_t group_, matrix_, first_, rows_, cols_;
-    std::vector<float> x_, shares_, fed_;
 };
 
 // Rounds every matrix of w by the codec.
@@ -382,7 +370,7 @@ GptqReport feed_forward(const Array& w, const Moments& given, const Codec& codec
         for (std::int64_t group = 0; group < feed->groups(); ++group) {
             const std::int64_t band = std::max<std::int64_t>(256, band_floats / feed->size(group));
             for (std::int64_t first = 0; first < rows; first += band)
-                Rounding(given.call(), *feed, group, codec, matrix, first, std::min(band, rows - first)).run(m);
+                Rounding<Codec>{given.call(), *feed, codec, group, matrix, first, std::min(band, rows - first)}.run(m);
         }
     }
     return report;
@@ -393,20 +381,6 @@ void check_weights(const Array& w, const GptqOptions& options) {
         throw_value("damp must be from 0 to 1, got ", options.damp);
     if (w.shape.size() < 2) throw_value("w must be at least 2-D (N, K), got shape ", w.shape);
     check_numbers(w, "w");
-}
-
-float largest_magnitude(const KernelTable& kernels, const Array& w) {
-    const Shape batch = batch_shape(w.shape);
-    std::vector<float> scratch;
-    std::uint32_t bits = 0;
-    if (w.size() == 0) return 0;  // of any number of rows
-    for (std::int64_t matrix = 0; matrix < element_count(batch); ++matrix) {
-        const NumberMatrix m = number_matrix(w, -1, batch, matrix);
-        for (std::int64_t row = 0; row < m.rows; ++row)
-            bits = std::max(bits,
-                            kernels.quantize.stats(m.read(kernels, row, 0, m.cols, scratch), m.cols, false).amax_bits);
-    }
-    return float_from_bits(bits);
 }
 
 }  // namespace
@@ -422,7 +396,7 @@ GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe,
     CastOptions nearest;
     nearest.importance = given.diagonals();
     cast_into(w, recipe, out, nearest);
-    const float amax = recipe.two_level ? largest_magnitude(call.kernels, w) : 0.0F;
+    const float amax = recipe.two_level ? magnitudes(w).largest : 0.0F;
     return feed_forward(w, given, OneCode(call.kernels.importance, recipe, w.shape, out, amax), options);
 }
 

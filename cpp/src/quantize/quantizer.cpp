@@ -7,7 +7,6 @@
 #include <numeric>
 #include <span>
 
-#include "quantize/exact_two_level.hpp"
 #include "quantize/importance.hpp"
 #include "runtime/threads.hpp"
 

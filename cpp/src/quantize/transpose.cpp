@@ -109,25 +109,23 @@ void turn(const std::uint8_t* rows, std::int64_t g, std::uint8_t* out, std::int6
         for (std::int64_t r = 0; r < 8; ++r) out[c * stride + r] = rows[r * g + c];
 }
 
-class Turning {
-public:
-    Turning(const ScaledTensor& scaled, std::int64_t group, const CastOutput& out)
-        : shifts_(shifts_of(scaled.recipe().element)),
-          data_(scaled.data()),
-          scale_(scaled.scale()),
-          rows_(scaled.shape()[0]),
-          group_(group),
-          blocks_(scaled.shape()[1] / group),
-          nan_code_(info(scaled.recipe().element).encode(std::numeric_limits<float>::quiet_NaN())),
-          codes_out_(out.data.as<std::uint8_t>()),
-          scales_out_(out.scale.as<std::uint8_t>()),
-          row_(static_cast<std::size_t>(run_rows * group)),
-          tile_(static_cast<std::size_t>(group * group)),
-          exponents_(static_cast<std::size_t>(group)) {}
+struct Turning {
+    const ScaledTensor& scaled;
+    std::int64_t group;
+    const CastOutput& out;
+    const Shifts& shifts = shifts_of(scaled.recipe().element);
+    const Array &data = scaled.data(), &scale = scaled.scale();
+    std::int64_t rows = scaled.shape()[0], blocks = scaled.shape()[1] / group;
+    std::uint8_t nan_code = info(scaled.recipe().element).encode(std::numeric_limits<float>::quiet_NaN());
+    std::uint8_t *codes_out = out.data.as<std::uint8_t>(), *scales_out = out.scale.as<std::uint8_t>();
+    std::vector<std::uint8_t> moved = std::vector<std::uint8_t>(at(run_rows * group));  // rows
+    std::vector<std::uint8_t> square = std::vector<std::uint8_t>(at(group * group));
+    std::vector<int> exponents = std::vector<int>(at(group));
+    TransposeReport report = {};
 
     [[nodiscard]] bool any_nan_scale() const {
-        for (std::int64_t r = 0; r < rows_; ++r)
-            for (std::int64_t b = 0; b < blocks_; ++b)
+        for (std::int64_t r = 0; r < rows; ++r)
+            for (std::int64_t b = 0; b < blocks; ++b)
                 if (exponent(r, b) == nan_scale) return true;
         return false;
     }
@@ -135,72 +133,59 @@ public:
     // Rows [first, first + g) of a block column.
     void tile(std::int64_t first, std::int64_t block) {
         int shared = -1;
-        for (std::int64_t r = 0; r < group_; ++r) {
+        for (std::int64_t r = 0; r < group; ++r) {
             const int found = exponent(first + r, block);
-            exponents_[at(r)] = found;
+            exponents[at(r)] = found;
             if (found != nan_scale) shared = std::max(shared, found);
         }
-        const std::int64_t bands = rows_ / group_;
-        for (std::int64_t c = 0; c < group_; ++c)
-            scales_out_[(block * group_ + c) * bands + first / group_] =
+        const std::int64_t bands = rows / group;
+        for (std::int64_t c = 0; c < group; ++c)
+            scales_out[(block * group + c) * bands + first / group] =
                 static_cast<std::uint8_t>(shared < 0 ? nan_scale : shared);
-        for (std::int64_t r = 0; r < group_; r += run_rows) {
-            const std::int64_t count = std::min(run_rows, group_ - r);
+        for (std::int64_t r = 0; r < group; r += run_rows) {
+            const std::int64_t count = std::min(run_rows, group - r);
             for (std::int64_t i = 0; i < count; ++i)
-                move_row(first + r + i, block, shared, exponents_[at(r + i)], &row_[at(i * group_)]);
+                move_row(first + r + i, block, shared, exponents[at(r + i)], &moved[at(i * group)]);
             if (count == run_rows) {
-                turn(row_.data(), group_, &tile_[at(r)], group_);
+                turn(moved.data(), group, &square[at(r)], group);
                 continue;
             }
-            for (std::int64_t c = 0; c < group_; ++c)
-                for (std::int64_t i = 0; i < count; ++i) tile_[at(c * group_ + r + i)] = row_[at(i * group_ + c)];
+            for (std::int64_t c = 0; c < group; ++c)
+                for (std::int64_t i = 0; i < count; ++i) square[at(c * group + r + i)] = moved[at(i * group + c)];
         }
         // By way of a tile that lies together: rows of the output may be a power of two apart, and then share few lines
         // of a cache.
-        std::uint8_t* to = codes_out_ + block * group_ * rows_ + first;
-        for (std::int64_t c = 0; c < group_; ++c) std::copy_n(&tile_[at(c * group_)], group_, to + c * rows_);
+        std::uint8_t* to = codes_out + block * group * rows + first;
+        for (std::int64_t c = 0; c < group; ++c) std::copy_n(&square[at(c * group)], group, to + c * rows);
     }
 
-    [[nodiscard]] const TransposeReport& report() const { return report_; }
-
-private:
     [[nodiscard]] int exponent(std::int64_t row, std::int64_t block) const {
-        return scale_.as<std::uint8_t>()[row * scale_.strides[0] + block * scale_.strides[1]];
+        return scale.as<std::uint8_t>()[row * scale.strides[0] + block * scale.strides[1]];
     }
 
     void move_row(std::int64_t row, std::int64_t block, int shared, int exponent, std::uint8_t* to) {
         if (exponent == nan_scale) {
-            std::fill_n(to, group_, nan_code_);
+            std::fill_n(to, group, nan_code);
             return;
         }
-        const std::uint8_t* from =
-            data_.as<std::uint8_t>() + row * data_.strides[0] + block * group_ * data_.strides[1];
-        const std::int64_t step = data_.strides[1];
+        const std::uint8_t* from = data.as<std::uint8_t>() + row * data.strides[0] + block * group * data.strides[1];
+        const std::int64_t step = data.strides[1];
         if (exponent == shared && step == 1) {
-            std::copy_n(from, group_, to);
+            std::copy_n(from, group, to);
             return;
         }
-        const Move* moves = shifts_.by(shared - exponent);
-        for (std::int64_t begin = 0; begin < group_; begin += most_moves) {
+        const Move* moves = shifts.by(shared - exponent);
+        for (std::int64_t begin = 0; begin < group; begin += most_moves) {
             Move sum = 0;
-            for (std::int64_t i = begin; i < std::min(group_, begin + most_moves); ++i) {
+            for (std::int64_t i = begin; i < std::min(group, begin + most_moves); ++i) {
                 const Move move = moves[from[i * step]];
                 to[i] = static_cast<std::uint8_t>(move);
                 sum += move & ~0xFFU;
             }
-            report_.rounded += sum >> 8 & (lost_bit / rounded_bit - 1);
-            report_.lost += sum / lost_bit;
+            report.rounded += sum >> 8 & (lost_bit / rounded_bit - 1);
+            report.lost += sum / lost_bit;
         }
     }
-
-    const Shifts& shifts_;
-    const Array &data_, &scale_;
-    std::int64_t rows_, group_, blocks_;
-    std::uint8_t nan_code_;
-    std::uint8_t *codes_out_, *scales_out_;
-    std::vector<std::uint8_t> row_, tile_;
-    std::vector<int> exponents_;
-    TransposeReport report_;
 };
 
 }  // namespace
@@ -214,20 +199,20 @@ TransposeReport transpose_into(const ScaledTensor& scaled, const CastOutput& out
     const Call call;
     check_memory(scaled, "scaled");
     const std::int64_t group = checked_group(scaled), rows = scaled.shape()[0], columns = scaled.shape()[1];
-    const FormatInfo& element = info(scaled.recipe().element);
     check_output(out, plan_cast(transpose_shape(scaled), scaled.recipe()), scaled.recipe());
     check_no_overlap(out, scaled);
     if (rows == 0 || columns == 0) return {};
-    if (!element.has_nan && Turning(scaled, group, out).any_nan_scale())
+    const FormatInfo& element = info(scaled.recipe().element);
+    if (!element.has_nan && Turning{scaled, group, out}.any_nan_scale())
         throw_value("scaled must have scales that are numbers, as ", element.name, " has no code for NaN");
     const std::int64_t bands = rows / group, tiles = bands * (columns / group);
     std::atomic<std::int64_t> rounded = 0, lost = 0;
     parallel_for(call, tiles, std::max<std::int64_t>(1, parallel_grain / (group * group)),
                  [&](std::int64_t begin, std::int64_t end) {
-                     Turning turning(scaled, group, out);
+                     Turning turning{scaled, group, out};
                      for (std::int64_t i = begin; i < end; ++i) turning.tile(i % bands * group, i / bands);
-                     rounded += turning.report().rounded;
-                     lost += turning.report().lost;
+                     rounded += turning.report.rounded;
+                     lost += turning.report.lost;
                  });
     return {rounded, lost};
 }

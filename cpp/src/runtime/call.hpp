@@ -84,8 +84,6 @@ public:
     /// Throws Error where BRECCIA_CPU names no backend.
     Call();
     ~Call() { this_thread.kernels = before_; }
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
 
     /// The caller's threads, or null for the pool's.
     [[nodiscard]] const Executor* executor() const { return executor_.get(); }

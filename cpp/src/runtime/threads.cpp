@@ -91,8 +91,6 @@ public:
         this_thread.kernels = kernels_before_;
         this_thread.in_job = in_job_before_;
     }
-    Inside(const Inside&) = delete;
-    Inside& operator=(const Inside&) = delete;
 
 private:
     IeeeArithmetic arithmetic_;  // a new thread has the modes of the one that started it

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 #include <limits>
 #include <numeric>
 #include <sstream>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,196 +16,6 @@ namespace breccia::inline v0_4 {
 namespace {
 
 using Kind = FieldSpec::Kind;
-
-constexpr std::int64_t no_number = std::numeric_limits<std::int64_t>::min();
-constexpr std::size_t most_fields = 8;
-
-}  // namespace
-
-class FieldNumbers {
-public:
-    explicit FieldNumbers(std::span<const FieldSpec> specs) : specs_(specs) {
-        for (std::size_t i = 0; i < specs.size(); ++i)
-            numbers_[i] = specs[i].kind == Kind::optional_positive ? no_number : specs[i].number;
-    }
-    std::int64_t& operator[](std::string_view field) { return numbers_[place_of(field)]; }
-    std::int64_t operator[](std::string_view field) const { return numbers_[place_of(field)]; }
-
-private:
-    [[nodiscard]] std::size_t place_of(std::string_view field) const {
-        return static_cast<std::size_t>(std::ranges::find(specs_, field, &FieldSpec::name) - specs_.begin());
-    }
-    std::span<const FieldSpec> specs_;
-    std::array<std::int64_t, most_fields> numbers_{};
-};
-
-namespace {
-
-// A field of some words, and what each of them stands for.
-template <class T, std::size_t N>
-struct Choice {
-    FieldSpec spec;
-    std::array<T, N> values;
-
-    consteval Choice(std::string_view name, std::string_view words, const T (&of_words)[N], int first_words = 0)
-        : spec{name, Kind::choice, words, 0, first_words}, values(std::to_array(of_words)) {
-        if (std::ranges::count(words, '|') + 1 != N) throw std::logic_error("a value for each word");
-    }
-    T operator()(const FieldNumbers& f) const { return values[static_cast<std::size_t>(f[spec.name])]; }
-};
-
-// Names of fields and their first choices, the defaults, are public API.
-// Elements of vendors have the names of ml_dtypes: a short one would leave open which E4M3 it is.
-constexpr Choice fp8_format{
-    "fp8_format",
-    "E4M3|E5M2|float8_e4m3fnuz|float8_e5m2fnuz|float8_e4m3|float8_e3m4|float8_e4m3b11fnuz",
-    {format_of<Float8E4M3FN>, format_of<Float8E5M2>, format_of<Float8E4M3FNUZ>, format_of<Float8E5M2FNUZ>,
-     format_of<Float8E4M3>, format_of<Float8E3M4>, format_of<Float8E4M3B11FNUZ>},
-    2};
-constexpr Choice mxfp8_format{"fp8_format", "E4M3|E5M2", {format_of<Float8E4M3FN>, format_of<Float8E5M2>}};
-constexpr Choice fp6_format{"fp6_format", "E2M3|E3M2", {format_of<Float6E2M3FN>, format_of<Float6E3M2FN>}};
-constexpr Choice mxfp4_format{"fp4_format", "E2M1", {format_of<Float4E2M1FN>}};
-constexpr Choice nvfp4_format{"fp4_format", "E2M1", {format_of<Float4E2M1FN>}};
-constexpr Choice fp8_rule{"scale_rule", "torchao|transformer_engine", {ScaleRule::divide, ScaleRule::multiply}};
-constexpr Choice nvfp4_rule{
-    "scale_rule", "transformer_engine|torchao", {ScaleRule::nvfp4_te, ScaleRule::nvfp4_torchao}};
-constexpr Choice mx_rounding{"scale_rounding",
-                             "rceil|floor|ceil|even",
-                             {ScaleRule::mx_rceil, ScaleRule::mx_floor, ScaleRule::mx_ceil, ScaleRule::mx_even}};
-constexpr Choice scale_search{"scale_search", "amax|mse", {ScaleSearch::amax, ScaleSearch::mse}};
-constexpr Choice granularity{"granularity", "tensor|row", {false, true}};
-constexpr Choice global_scale_form{"global_scale_form", "multiplier|divisor", {false, true}};
-constexpr Choice block_scale{
-    "scale_format", "fp32|bf16|e8m0", {ScaleType::float32, ScaleType::bfloat16, ScaleType::e8m0}};
-constexpr Choice nvfp4_scale{"scale_format", "E4M3", {ScaleType::e4m3}};
-constexpr Choice int4_scale{
-    "scale_dtype", "fp16|bf16|fp32", {ScaleType::float16, ScaleType::bfloat16, ScaleType::float32}};
-constexpr Choice int8_scale{
-    "scale_dtype", "fp32|fp16|bf16", {ScaleType::float32, ScaleType::float16, ScaleType::bfloat16}};
-constexpr FieldSpec mx_block{"block_size", Kind::fixed, "MX block_size is fixed at 32 by the OCP MX spec", 32};
-
-constexpr FieldSpec delayed_fields[] = {
-    fp8_format.spec, {"amax_history_len", Kind::positive, "", 16}, {"margin", Kind::any_integer, "", 0}, fp8_rule.spec};
-Recipe build_delayed(const FieldNumbers& f) {
-    return {.element = fp8_format(f),
-            .layout = Layout::per_tensor(),
-            .rule = fp8_rule(f),
-            .margin = static_cast<int>(std::clamp<std::int64_t>(f["margin"], -126, 126))};
-}
-
-constexpr FieldSpec current_fields[] = {fp8_format.spec, granularity.spec, fp8_rule.spec, scale_search.spec};
-Recipe build_current(const FieldNumbers& f) {
-    return {.element = fp8_format(f),
-            .layout = granularity(f) ? Layout::per_channel() : Layout::per_tensor(),
-            .rule = fp8_rule(f),
-            .search = scale_search(f)};
-}
-
-constexpr FieldSpec block_fields[] = {fp8_format.spec,
-                                      {"block_k", Kind::positive, "", 128},
-                                      {"block_m", Kind::positive, "", 1},
-                                      block_scale.spec,
-                                      scale_search.spec};
-Recipe build_block(const FieldNumbers& f) {
-    const std::int64_t block_m = f["block_m"], block_k = f["block_k"];
-    const ScaleType scale = block_scale(f);
-    return {.element = fp8_format(f),
-            .scale = scale,
-            .layout = block_m == 1 ? Layout::per_block_k(block_k) : Layout::per_block_mn(block_m, block_k),
-            .rule = scale == ScaleType::e8m0 ? ScaleRule::mx_rceil : ScaleRule::divide,
-            .search = scale_search(f),
-            .ragged = block_m != 1};
-}
-
-constexpr FieldSpec expanded_fields[] = {fp8_format.spec, {"group_size", Kind::positive, "", 128}};
-Recipe build_expanded(const FieldNumbers& f) {
-    return {.element = fp8_format(f), .layout = Layout::per_block_k(f["group_size"]), .rule = ScaleRule::expanded};
-}
-
-constexpr FieldSpec mxfp8_fields[] = {
-    mxfp8_format.spec,
-    {"block_size", Kind::fixed, "MXFP8 block_size is fixed at 32 by the OCP MX spec", 32},
-    mx_rounding.spec,
-    scale_search.spec};
-constexpr FieldSpec mxfp6_fields[] = {fp6_format.spec, mx_block, mx_rounding.spec, scale_search.spec};
-constexpr FieldSpec mxfp4_fields[] = {mxfp4_format.spec, mx_block, mx_rounding.spec, scale_search.spec};
-template <const auto& Element>
-Recipe build_mx(const FieldNumbers& f) {
-    return {.element = Element(f),  // NOLINT(readability-redundant-parentheses): of an argument of the template
-            .scale = ScaleType::e8m0,
-            .layout = Layout::per_block_mn(1, 32),
-            .rule = mx_rounding(f),
-            .search = scale_search(f)};
-}
-
-constexpr FieldSpec nvfp4_fields[] = {
-    nvfp4_format.spec,     {"block_size", Kind::fixed, "NVFP4 block_size is fixed at 16", 16},
-    nvfp4_scale.spec,      {"two_level", Kind::boolean, "", 1},
-    scale_search.spec,     nvfp4_rule.spec,
-    global_scale_form.spec};
-Recipe build_nvfp4(const FieldNumbers& f) {
-    const bool divides = global_scale_form(f), two_level = f["two_level"] != 0;
-    if (divides && !two_level)
-        throw_value("global_scale_form='divisor' needs two_level=", true, ", got ", false,
-                    ": there is no global scale to divide by");
-    return {.element = nvfp4_format(f),
-            .scale = nvfp4_scale(f),
-            .layout = Layout::per_block_mn(1, 16),
-            .rule = nvfp4_rule(f),
-            .search = scale_search(f),
-            .two_level = two_level,
-            .global_divides = divides};
-}
-
-constexpr FieldSpec int4_fields[] = {{"group_size", Kind::positive, "", 128},
-                                     {"signed", Kind::boolean, "", 1},
-                                     int4_scale.spec,
-                                     {"symmetric", Kind::boolean, "", 1},
-                                     scale_search.spec};
-Recipe build_int4(const FieldNumbers& f) {
-    const bool is_signed = f["signed"] != 0, symmetric = f["symmetric"] != 0;
-    if (is_signed && !symmetric)
-        throw_value("symmetric=", false, " (a zero point) needs signed=", false, ", got signed=", true,
-                    ": the zero point shifts unsigned codes 0 ... 15");
-    return {.element = is_signed ? format_of<Int4> : format_of<UInt4>,
-            .scale = int4_scale(f),
-            .layout = Layout::per_block_k(f["group_size"]),
-            .rule = symmetric ? ScaleRule::divide : ScaleRule::asymmetric,
-            .search = scale_search(f)};
-}
-
-constexpr FieldSpec int8_fields[] = {{"group_size", Kind::optional_positive, ""},
-                                     int8_scale.spec,
-                                     {"symmetric", Kind::boolean, "", 1},
-                                     scale_search.spec};
-Recipe build_int8(const FieldNumbers& f) {
-    const std::int64_t group_size = f["group_size"];
-    return {.element = format_of<Int8>,
-            .scale = int8_scale(f),
-            .layout = group_size == no_number ? Layout::per_channel() : Layout::per_block_k(group_size),
-            .rule = f["symmetric"] != 0 ? ScaleRule::divide : ScaleRule::asymmetric,
-            .search = scale_search(f)};
-}
-
-constexpr FieldSpec int8_expanded_fields[] = {{"group_size", Kind::positive, "", 128}};
-Recipe build_int8_expanded(const FieldNumbers& f) {
-    return {.element = format_of<Int8>, .layout = Layout::per_block_k(f["group_size"]), .rule = ScaleRule::expanded};
-}
-
-constexpr RecipeRow rows[] = {
-    {"DelayedScaling", "delayed", delayed_fields, build_delayed},
-    {"Float8CurrentScaling", "current", current_fields, build_current},
-    {"Float8BlockScaling", "block", block_fields, build_block},
-    {"Float8ExpandedScaling", "expanded", expanded_fields, build_expanded},
-    {"MXFP8BlockScaling", "mxfp8", mxfp8_fields, build_mx<mxfp8_format>},
-    {"MXFP6BlockScaling", "mxfp6", mxfp6_fields, build_mx<fp6_format>},
-    {"MXFP4BlockScaling", "mxfp4", mxfp4_fields, build_mx<mxfp4_format>},
-    {"NVFP4BlockScaling", "nvfp4", nvfp4_fields, build_nvfp4},
-    {"INT4Scaling", "int4", int4_fields, build_int4},
-    {"INT8Scaling", "int8", int8_fields, build_int8},
-    {"INT8ExpandedScaling", "int8_expanded", int8_expanded_fields, build_int8_expanded},
-};
-static_assert(std::ranges::all_of(rows, [](const RecipeRow& row) { return row.fields.size() <= most_fields; }));
 
 std::string text_of(const FieldValue& value) {
     if (const auto* flag = std::get_if<bool>(&value)) return spelled(*flag);
@@ -253,13 +63,14 @@ std::int64_t integer_of(const FieldSpec& spec, const FieldValue& value, std::int
 }
 
 // The number that stands for a value, which may be none that the field takes.
-std::int64_t number_of(const FieldSpec& spec, const FieldValue& value) {
+std::optional<std::int64_t> number_of(const FieldSpec& spec, const FieldValue& value) {
     switch (spec.kind) {
         case Kind::choice: return choice_of(spec, value);
         case Kind::positive: return integer_of(spec, value, 1);
         case Kind::any_integer: return integer_of(spec, value, std::numeric_limits<std::int64_t>::min());
         case Kind::optional_positive:
-            return std::holds_alternative<std::monostate>(value) ? no_number : integer_of(spec, value, 1);
+            if (std::holds_alternative<std::monostate>(value)) return {};
+            return integer_of(spec, value, 1);
         case Kind::boolean:
             if (const auto* flag = std::get_if<bool>(&value)) return *flag ? 1 : 0;
             throw_type(spec.name, " must be ", true, " or ", false, ", got ", text_of(value));
@@ -269,6 +80,280 @@ std::int64_t number_of(const FieldSpec& spec, const FieldValue& value) {
     }
     return spec.number;
 }
+
+// A field of a row, and the member of the row's type that holds it: none where there is one value alone.
+template <class T>
+struct Field {
+    FieldSpec spec;
+    std::optional<std::int64_t> (*get)(const T&) = nullptr;
+    void (*set)(T&, std::optional<std::int64_t>) = nullptr;
+};
+
+template <class T, class M>
+T owner_of(M T::* member);
+
+// Enumerators stand for the words in their order.
+template <auto Member, Kind OfNumbers = Kind::positive, class T = decltype(owner_of(Member))>
+consteval Field<T> field(std::string_view name, std::string_view words = {}, int first_words = 0) {
+    using M = std::remove_cvref_t<decltype(T{}.*Member)>;
+    constexpr bool is_optional = std::is_same_v<M, std::optional<std::int64_t>>;
+    constexpr Kind kind = std::is_enum_v<M>         ? Kind::choice
+                          : std::is_same_v<M, bool> ? Kind::boolean
+                          : is_optional             ? Kind::optional_positive
+                                                    : OfNumbers;
+    constexpr auto get = [](const T& x) -> std::optional<std::int64_t> {
+        if constexpr (is_optional)
+            return x.*Member;
+        else
+            return static_cast<std::int64_t>(x.*Member);
+    };
+    constexpr auto set = [](T& x, std::optional<std::int64_t> number) {
+        if constexpr (is_optional)
+            x.*Member = number;
+        else
+            x.*Member = static_cast<M>(*number);
+    };
+    return {{name, kind, words, get(T{}).value_or(0), first_words}, get, set};
+}
+
+// Throws where the number of a type's member is none that the field takes.
+void check(const FieldSpec& spec, std::optional<std::int64_t> number) {
+    if (spec.kind == Kind::choice && *number > std::ranges::count(spec.text, '|'))
+        choice_of(spec, "choice " + std::to_string(*number));
+    if (number && (spec.kind == Kind::positive || spec.kind == Kind::optional_positive)) integer_of(spec, *number, 1);
+}
+
+// A row's names and fields, and the Recipe that values of them stand for, but for its name.
+template <class T, std::size_t N>
+struct Description {
+    std::string_view name, short_name;
+    std::array<Field<T>, N> fields;
+    Recipe (*build)(const T&);
+    std::array<FieldSpec, N> specs = {};
+
+    consteval Description(std::string_view of, std::string_view of_short, const Field<T> (&all)[N],
+                          std::type_identity_t<Recipe (*)(const T&)> how)
+        : name(of), short_name(of_short), fields(std::to_array(all)), build(how) {
+        std::ranges::transform(all, specs.begin(), &Field<T>::spec);
+    }
+    [[nodiscard]] Recipe named(const T& values) const {
+        Recipe recipe = build(values);
+        recipe.name = name;
+        return recipe;
+    }
+    [[nodiscard]] Recipe make(const Fields& given) const {
+        T values;
+        for (const Field<T>& one : fields)
+            if (const auto value = given.find(one.spec.name); value != given.end())
+                if (const auto number = number_of(one.spec, value->second); one.set != nullptr) one.set(values, number);
+        return named(values);
+    }
+    [[nodiscard]] Recipe checked(const T& values) const {
+        for (const Field<T>& one : fields)
+            if (one.get != nullptr) check(one.spec, one.get(values));
+        return named(values);
+    }
+};
+
+// A choice's words, and what the enumerator of each stands for.
+template <class T, std::size_t N>
+struct Choice {
+    std::string_view words;
+    std::array<T, N> values;
+
+    consteval Choice(std::string_view all, const T (&of_words)[N]) : words(all), values(std::to_array(of_words)) {
+        if (std::ranges::count(words, '|') + 1 != N) throw std::logic_error("a value for each word");
+    }
+    template <class Enum>
+    T operator()(Enum one) const {
+        return values[static_cast<std::size_t>(one)];
+    }
+};
+
+}  // namespace
+
+namespace recipes {
+namespace {
+
+// Names of fields and their first choices, the defaults, are public API.
+// Elements of vendors have the names of ml_dtypes: a short one would leave open which E4M3 it is.
+constexpr Choice fp8_format{
+    "E4M3|E5M2|float8_e4m3fnuz|float8_e5m2fnuz|float8_e4m3|float8_e3m4|float8_e4m3b11fnuz",
+    {format_of<Float8E4M3FN>, format_of<Float8E5M2>, format_of<Float8E4M3FNUZ>, format_of<Float8E5M2FNUZ>,
+     format_of<Float8E4M3>, format_of<Float8E3M4>, format_of<Float8E4M3B11FNUZ>}};
+constexpr int of_ocp = 2;  // the first of them
+constexpr Choice mxfp8_format{"E4M3|E5M2", {format_of<Float8E4M3FN>, format_of<Float8E5M2>}};
+constexpr Choice fp6_format{"E2M3|E3M2", {format_of<Float6E2M3FN>, format_of<Float6E3M2FN>}};
+constexpr Choice fp4_format{"E2M1", {format_of<Float4E2M1FN>}};
+constexpr Choice fp8_rule{"torchao|transformer_engine", {ScaleRule::divide, ScaleRule::multiply}};
+constexpr Choice nvfp4_rule{"transformer_engine|torchao", {ScaleRule::nvfp4_te, ScaleRule::nvfp4_torchao}};
+constexpr Choice mx_rounding{"rceil|floor|ceil|even",
+                             {ScaleRule::mx_rceil, ScaleRule::mx_floor, ScaleRule::mx_ceil, ScaleRule::mx_even}};
+constexpr Choice block_scale{"fp32|bf16|e8m0", {ScaleType::float32, ScaleType::bfloat16, ScaleType::e8m0}};
+constexpr Choice int4_scale{"fp16|bf16|fp32", {ScaleType::float16, ScaleType::bfloat16, ScaleType::float32}};
+constexpr Choice int8_scale{"fp32|fp16|bf16", {ScaleType::float32, ScaleType::float16, ScaleType::bfloat16}};
+constexpr std::string_view search_words = "amax|mse";
+
+constexpr Description delayed_row("DelayedScaling", "delayed",
+                                  {field<&delayed::fp8_format>("fp8_format", fp8_format.words, of_ocp),
+                                   field<&delayed::amax_history_len>("amax_history_len"),
+                                   field<&delayed::margin, Kind::any_integer>("margin"),
+                                   field<&delayed::scale_rule>("scale_rule", fp8_rule.words)},
+                                  [](const delayed& r) -> Recipe {
+                                      return {
+                                          .element = fp8_format(r.fp8_format),
+                                          .layout = Layout::per_tensor(),
+                                          .rule = fp8_rule(r.scale_rule),
+                                          .margin = static_cast<int>(std::clamp<std::int64_t>(r.margin, -126, 126))};
+                                  });
+
+constexpr Description current_row("Float8CurrentScaling", "current",
+                                  {field<&current::fp8_format>("fp8_format", fp8_format.words, of_ocp),
+                                   field<&current::granularity>("granularity", "tensor|row"),
+                                   field<&current::scale_rule>("scale_rule", fp8_rule.words),
+                                   field<&current::scale_search>("scale_search", search_words)},
+                                  [](const current& r) -> Recipe {
+                                      return {.element = fp8_format(r.fp8_format),
+                                              .layout = r.granularity == Granularity::row ? Layout::per_channel()
+                                                                                          : Layout::per_tensor(),
+                                              .rule = fp8_rule(r.scale_rule),
+                                              .search = r.scale_search};
+                                  });
+
+constexpr Description block_row("Float8BlockScaling", "block",
+                                {field<&block::fp8_format>("fp8_format", fp8_format.words, of_ocp),
+                                 field<&block::block_k>("block_k"), field<&block::block_m>("block_m"),
+                                 field<&block::scale_format>("scale_format", block_scale.words),
+                                 field<&block::scale_search>("scale_search", search_words)},
+                                [](const block& r) -> Recipe {
+                                    const ScaleType scale = block_scale(r.scale_format);
+                                    return {.element = fp8_format(r.fp8_format),
+                                            .scale = scale,
+                                            .layout = r.block_m == 1 ? Layout::per_block_k(r.block_k)
+                                                                     : Layout::per_block_mn(r.block_m, r.block_k),
+                                            .rule = scale == ScaleType::e8m0 ? ScaleRule::mx_rceil : ScaleRule::divide,
+                                            .search = r.scale_search,
+                                            .ragged = r.block_m != 1};
+                                });
+
+constexpr Description expanded_row("Float8ExpandedScaling", "expanded",
+                                   {field<&expanded::fp8_format>("fp8_format", fp8_format.words, of_ocp),
+                                    field<&expanded::group_size>("group_size")},
+                                   [](const expanded& r) -> Recipe {
+                                       return {.element = fp8_format(r.fp8_format),
+                                               .layout = Layout::per_block_k(r.group_size),
+                                               .rule = ScaleRule::expanded};
+                                   });
+
+// OCP MX: `Format` is the member that names the element.
+template <auto Format, const auto& Elements>
+consteval auto mx_row(std::string_view name, std::string_view short_name, std::string_view format_field,
+                      std::string_view block_text = "MX block_size is fixed at 32 by the OCP MX spec") {
+    using T = decltype(owner_of(Format));
+    return Description(
+        name, short_name,
+        {field<Format>(format_field, Elements.words), Field<T>{{"block_size", Kind::fixed, block_text, 32}},
+         field<&T::scale_rounding>("scale_rounding", mx_rounding.words),
+         field<&T::scale_search>("scale_search", search_words)},
+        [](const T& r) -> Recipe {
+            return {.element = Elements(r.*Format),
+                    .scale = ScaleType::e8m0,
+                    .layout = Layout::per_block_mn(1, 32),
+                    .rule = mx_rounding(r.scale_rounding),
+                    .search = r.scale_search};
+        });
+}
+constexpr auto mxfp8_row = mx_row<&mxfp8::fp8_format, mxfp8_format>(
+    "MXFP8BlockScaling", "mxfp8", "fp8_format", "MXFP8 block_size is fixed at 32 by the OCP MX spec");
+constexpr auto mxfp6_row = mx_row<&mxfp6::fp6_format, fp6_format>("MXFP6BlockScaling", "mxfp6", "fp6_format");
+constexpr auto mxfp4_row = mx_row<&mxfp4::fp4_format, fp4_format>("MXFP4BlockScaling", "mxfp4", "fp4_format");
+
+constexpr Description nvfp4_row("NVFP4BlockScaling", "nvfp4",
+                                {Field<nvfp4>{{"fp4_format", Kind::choice, "E2M1"}},
+                                 Field<nvfp4>{{"block_size", Kind::fixed, "NVFP4 block_size is fixed at 16", 16}},
+                                 Field<nvfp4>{{"scale_format", Kind::choice, "E4M3"}},
+                                 field<&nvfp4::two_level>("two_level"),
+                                 field<&nvfp4::scale_search>("scale_search", search_words),
+                                 field<&nvfp4::scale_rule>("scale_rule", nvfp4_rule.words),
+                                 field<&nvfp4::global_scale_form>("global_scale_form", "multiplier|divisor")},
+                                [](const nvfp4& r) -> Recipe {
+                                    const bool divides = r.global_scale_form == GlobalScaleForm::divisor;
+                                    if (divides && !r.two_level)
+                                        throw_value("global_scale_form='divisor' needs two_level=", true, ", got ",
+                                                    false, ": there is no global scale to divide by");
+                                    return {.element = format_of<Float4E2M1FN>,
+                                            .scale = ScaleType::e4m3,
+                                            .layout = Layout::per_block_mn(1, 16),
+                                            .rule = nvfp4_rule(r.scale_rule),
+                                            .search = r.scale_search,
+                                            .two_level = r.two_level,
+                                            .global_divides = divides};
+                                });
+
+constexpr Description int4_row("INT4Scaling", "int4",
+                               {field<&int4::group_size>("group_size"), field<&int4::is_signed>("signed"),
+                                field<&int4::scale_dtype>("scale_dtype", int4_scale.words),
+                                field<&int4::symmetric>("symmetric"),
+                                field<&int4::scale_search>("scale_search", search_words)},
+                               [](const int4& r) -> Recipe {
+                                   if (r.is_signed && !r.symmetric)
+                                       throw_value("symmetric=", false, " (a zero point) needs signed=", false,
+                                                   ", got signed=", true,
+                                                   ": the zero point shifts unsigned codes 0 ... 15");
+                                   return {.element = r.is_signed ? format_of<Int4> : format_of<UInt4>,
+                                           .scale = int4_scale(r.scale_dtype),
+                                           .layout = Layout::per_block_k(r.group_size),
+                                           .rule = r.symmetric ? ScaleRule::divide : ScaleRule::asymmetric,
+                                           .search = r.scale_search};
+                               });
+
+constexpr Description int8_row(
+    "INT8Scaling", "int8",
+    {field<&int8::group_size>("group_size"), field<&int8::scale_dtype>("scale_dtype", int8_scale.words),
+     field<&int8::symmetric>("symmetric"), field<&int8::scale_search>("scale_search", search_words)},
+    [](const int8& r) -> Recipe {
+        return {.element = format_of<Int8>,
+                .scale = int8_scale(r.scale_dtype),
+                .layout = r.group_size ? Layout::per_block_k(*r.group_size) : Layout::per_channel(),
+                .rule = r.symmetric ? ScaleRule::divide : ScaleRule::asymmetric,
+                .search = r.scale_search};
+    });
+
+constexpr Description int8_expanded_row("INT8ExpandedScaling", "int8_expanded",
+                                        {field<&int8_expanded::group_size>("group_size")},
+                                        [](const int8_expanded& r) -> Recipe {
+                                            return {.element = format_of<Int8>,
+                                                    .layout = Layout::per_block_k(r.group_size),
+                                                    .rule = ScaleRule::expanded};
+                                        });
+
+template <const auto& Row>
+constexpr RecipeRow row{Row.name, Row.short_name, Row.specs, [](const Fields& given) { return Row.make(given); }};
+
+}  // namespace
+
+delayed::operator Recipe() const { return delayed_row.checked(*this); }
+current::operator Recipe() const { return current_row.checked(*this); }
+block::operator Recipe() const { return block_row.checked(*this); }
+expanded::operator Recipe() const { return expanded_row.checked(*this); }
+mxfp8::operator Recipe() const { return mxfp8_row.checked(*this); }
+mxfp6::operator Recipe() const { return mxfp6_row.checked(*this); }
+mxfp4::operator Recipe() const { return mxfp4_row.checked(*this); }
+nvfp4::operator Recipe() const { return nvfp4_row.checked(*this); }
+int4::operator Recipe() const { return int4_row.checked(*this); }
+int8::operator Recipe() const { return int8_row.checked(*this); }
+int8_expanded::operator Recipe() const { return int8_expanded_row.checked(*this); }
+
+}  // namespace recipes
+
+namespace {
+
+constexpr RecipeRow rows[] = {
+    recipes::row<recipes::delayed_row>,  recipes::row<recipes::current_row>,       recipes::row<recipes::block_row>,
+    recipes::row<recipes::expanded_row>, recipes::row<recipes::mxfp8_row>,         recipes::row<recipes::mxfp6_row>,
+    recipes::row<recipes::mxfp4_row>,    recipes::row<recipes::nvfp4_row>,         recipes::row<recipes::int4_row>,
+    recipes::row<recipes::int8_row>,     recipes::row<recipes::int8_expanded_row>,
+};
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
@@ -312,124 +397,16 @@ FieldValue FieldSpec::default_value() const {
     }
 }
 
-static Recipe named(const RecipeRow& row, const FieldNumbers& numbers) {
-    Recipe recipe = row.build(numbers);
-    recipe.name = row.name;
-    return recipe;
-}
-
 std::span<const RecipeRow> catalogue() { return rows; }
 
 Recipe make_recipe(std::string_view name, const Fields& fields) {
     const auto* row = std::ranges::find_if(
         rows, [&](const RecipeRow& r) { return same_letters(r.name, name) || same_letters(r.short_name, name); });
     if (row == std::end(rows)) throw_value("there is no recipe named '", name, "'", suggestion(name));
-    FieldNumbers numbers(row->fields);
-    for (const FieldSpec& spec : row->fields)
-        if (const auto given = fields.find(spec.name); given != fields.end())
-            numbers[spec.name] = number_of(spec, given->second);
     for (const auto& [field, value] : fields)
         if (std::ranges::find(row->fields, field, &FieldSpec::name) == row->fields.end())
             throw_type(name, " has no field named '", field, "'");
-    return named(*row, numbers);
+    return row->make(fields);
 }
-
-// ---- The rows as types ----
-
-namespace {
-
-// A field of a type: enumerators stand for the choices in their order.
-struct TypedField {
-    std::string_view name;
-    FieldValue value;
-
-    template <class T>
-    TypedField(std::string_view field, T x) : name(field) {
-        if constexpr (std::is_enum_v<T>)
-            value = std::int64_t{static_cast<std::uint8_t>(x)};
-        else
-            value = x;
-    }
-    TypedField(std::string_view field, std::optional<std::int64_t> x) : name(field) {
-        if (x) value = *x;
-    }
-};
-
-std::int64_t number_of(const FieldSpec& spec, const TypedField& field) {
-    if (spec.kind != Kind::choice) return number_of(spec, field.value);
-    const std::int64_t place = std::get<std::int64_t>(field.value);
-    if (place <= std::ranges::count(spec.text, '|')) return place;
-    return choice_of(spec, "choice " + std::to_string(place));
-}
-
-Recipe recipe_of(std::string_view short_name, std::initializer_list<TypedField> fields) {
-    const RecipeRow& row = *std::ranges::find(rows, short_name, &RecipeRow::short_name);
-    FieldNumbers numbers(row.fields);
-    for (const FieldSpec& spec : row.fields)
-        if (const auto* given = std::ranges::find(fields, spec.name, &TypedField::name); given != fields.end())
-            numbers[spec.name] = number_of(spec, *given);
-    return named(row, numbers);
-}
-
-}  // namespace
-
-namespace recipes {
-
-delayed::operator Recipe() const {
-    return recipe_of("delayed", {{"fp8_format", fp8_format},
-                                 {"amax_history_len", amax_history_len},
-                                 {"margin", margin},
-                                 {"scale_rule", scale_rule}});
-}
-current::operator Recipe() const {
-    return recipe_of("current", {{"fp8_format", fp8_format},
-                                 {"granularity", granularity},
-                                 {"scale_rule", scale_rule},
-                                 {"scale_search", scale_search}});
-}
-block::operator Recipe() const {
-    return recipe_of("block", {{"fp8_format", fp8_format},
-                               {"block_k", block_k},
-                               {"block_m", block_m},
-                               {"scale_format", scale_format},
-                               {"scale_search", scale_search}});
-}
-expanded::operator Recipe() const {
-    return recipe_of("expanded", {{"fp8_format", fp8_format}, {"group_size", group_size}});
-}
-mxfp8::operator Recipe() const {
-    return recipe_of("mxfp8",
-                     {{"fp8_format", fp8_format}, {"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
-}
-mxfp6::operator Recipe() const {
-    return recipe_of("mxfp6",
-                     {{"fp6_format", fp6_format}, {"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
-}
-mxfp4::operator Recipe() const {
-    return recipe_of("mxfp4", {{"scale_rounding", scale_rounding}, {"scale_search", scale_search}});
-}
-nvfp4::operator Recipe() const {
-    return recipe_of("nvfp4", {{"two_level", two_level},
-                               {"scale_search", scale_search},
-                               {"scale_rule", scale_rule},
-                               {"global_scale_form", global_scale_form}});
-}
-int4::operator Recipe() const {
-    return recipe_of("int4", {{"group_size", group_size},
-                              {"signed", is_signed},
-                              {"scale_dtype", scale_dtype},
-                              {"symmetric", symmetric},
-                              {"scale_search", scale_search}});
-}
-int8::operator Recipe() const {
-    return recipe_of("int8", {{"group_size", group_size},
-                              {"scale_dtype", scale_dtype},
-                              {"symmetric", symmetric},
-                              {"scale_search", scale_search}});
-}
-
-int8_expanded::operator Recipe() const { return recipe_of("int8_expanded", {{"group_size", group_size}}); }
-
-}  // namespace recipes
 
 }  // namespace breccia::inline v0_4

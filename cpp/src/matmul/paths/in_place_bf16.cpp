@@ -81,13 +81,13 @@ void multiply(const Product& product, const ScaledMatrix& w, const Split& split,
     });
 }
 
-std::optional<Entry> suits_in_place_bf16(const Product& product, const ScaledMatrix& w) {
+std::optional<Kinds> suits_in_place_bf16(const Product& product, const ScaledMatrix& w) {
     const GemvKernel kernel = kernel_of(product.table.matmul.bf16, &BF16Kernels::gemv, w.element);
     if (kernel == nullptr || !readable_in_place(w)) return {};
-    return Entry{.terms = product.terms()};
+    return as_numbers(product);
 }
 
-Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, const Limits& limits) {
+Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, int /*most_terms*/) {
     const std::int64_t rows = product.total_rows(), step = row_step(w.packed);
     if (!zero_points_are_small(w)) return Refusal::zero_points;
     const std::int64_t padded_k = (product.k + step - 1) / step * step;
@@ -101,7 +101,7 @@ Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, const Li
     });
     if (!in_range) return Refusal::range;
     const std::int64_t at_once = max_gemv_vectors / used;
-    if (rows > limits.passes * at_once) return Refusal::passes;
+    if (rows > 2 * at_once) return Refusal::terms;
     for (std::int64_t first = 0; first < rows; first += at_once) {
         const Split x{.terms = terms.data() + first * most * padded_k, .stride = padded_k, .most = most, .used = used};
         multiply(product, w, x, first, std::min(at_once, rows - first));
@@ -112,6 +112,6 @@ Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, const Li
 }  // namespace
 
 constinit const Path paths::in_place_bf16 = path_of_codes<suits_in_place_bf16, by_in_place_bf16>(
-    "in_place_bf16", {Refusal::zero_points, Refusal::range, Refusal::passes});
+    "in_place_bf16", {Refusal::zero_points, Refusal::range, Refusal::terms});
 
 }  // namespace breccia::inline v0_4

@@ -19,12 +19,12 @@ bool arrange(const Product& product, const ScaledMatrix& w, std::int64_t stride,
     });
 }
 
-std::optional<Entry> suits_in_place_f32(const Product& product, const ScaledMatrix& w) {
+std::optional<Kinds> suits_in_place_f32(const Product& product, const ScaledMatrix& w) {
     const CodeKernelsF32* kernels = product.table.matmul.codes_f32;
-    return kernels != nullptr && supports(*kernels, w) ? std::optional<Entry>(Entry{}) : std::nullopt;
+    return kernels != nullptr && supports(*kernels, w) ? suits_anything(product) : std::nullopt;
 }
 
-Refusal by_in_place_f32(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
+Refusal by_in_place_f32(const Product& product, const ScaledMatrix& w, int /*most_terms*/) {
     const KernelTable& table = product.table;
     const CodeKernelsF32* kernels = table.matmul.codes_f32;
     const std::int64_t activations = product.total_rows(), stride = (product.k + 63) / 64 * 64;

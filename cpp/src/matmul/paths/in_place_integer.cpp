@@ -79,12 +79,12 @@ std::optional<Int8Activations> int8_activations(const Product& product, const Sc
     return Int8Activations::of(product, w);
 }
 
-std::optional<Entry> suits_in_place_integer(const Product& product, const ScaledMatrix& w) {
+std::optional<Kinds> suits_in_place_integer(const Product& product, const ScaledMatrix& w) {
     const IntegerKernels* kernels = product.table.matmul.integers;
     if (kernel_of(kernels, &IntegerKernels::gemv, w.element) == nullptr || !readable_in_place(w)) return {};
-    if (int8_activations(product, w)) return Entry{.terms = 1, .coded = true};
+    if (int8_activations(product, w)) return kinds::codes;
     if (kernel_of(kernels, &IntegerKernels::pack_digits, w.element) == nullptr) return {};
-    return Entry{.terms = product.a.front().bfloat16_terms()};
+    return as_numbers(product, product.a.front().bfloat16_terms());  // rounded or not
 }
 
 // Digits of the activations that are INT8 codes; false where their scales are out of range.
@@ -126,7 +126,7 @@ bool make_digits(const Product& product, const ScaledMatrix& w, std::int64_t run
     });
 }
 
-Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
+Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, int /*most_terms*/) {
     const KernelTable& table = product.table;
     const IntegerKernels* kernels = table.matmul.integers;
     const std::int64_t rows = product.total_rows();

@@ -21,47 +21,23 @@ std::int64_t kernel_vectors(std::int64_t used) {
     return group_rows;
 }
 
-// Elements of K that a kernel sums up before it scales.
-std::int64_t block_of(const LaneBlocks& blocks, bool packed) {
-    return blocks.block_quads > 0 ? blocks.block_quads * (packed ? 32 : 16) : std::int64_t{16} << blocks.block_shift;
-}
-
-// The activations, where they are codes and the kernel's blocks, which may become shorter, each lie in one of theirs;
-// else null.
-const ScaledMatrix* codes_that_suit(const Product& product, bool packed, LaneBlocks& blocks) {
-    const ScaledMatrix* a = coded_activations(product);
-    if (a == nullptr) return nullptr;
-    const std::int64_t own = a->grid.block_cols, block = block_of(blocks, packed), quad = packed ? 32 : 16;
-    if (own >= product.k || own % block == 0) return a;
-    if (blocks.scale_step != 0 || block % own != 0 || own % quad != 0) return nullptr;
-    blocks.block_quads = own / quad;
-    return a;
-}
-
-void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, Scratch& scratch,
-                            TermActivations& out) {
-    const std::int64_t multiplied = (round_up(a.grid.cols, 32) + block - 1) / block;  // the last ones by zeros
-    out.scales.resize(static_cast<std::size_t>(multiplied * out.vectors));
-    for (std::int64_t i = 0; i < out.rows; ++i)
-        read_finer_scales(table, a, out.first + i, block, scratch.scales, out.scales.data() + i, out.vectors);
-}
-
 // Rows of the weight in one call of the kernel, and what it needs besides.
-class LaneGroups {
-public:
-    LaneGroups(const Product& product, const ScaledMatrix& w, const LaneBlocks& blocks)
-        : product_(product),
-          w_(w),
-          blocks_(blocks),
-          scales_(blocks.group_bytes(ScaleType::float32)),
-          zero_points_(w.zero_point.data != nullptr ? zero_bytes() : 0) {}
+struct LaneGroups {
+    static constexpr std::int64_t at_once = 8;
+    const Product& product;
+    const ScaledMatrix& w;
+    const LaneBlocks& blocks;
+    WorkBuffer<std::byte> scales = WorkBuffer<std::byte>(blocks.group_bytes(ScaleType::float32));
+    WorkBuffer<std::byte> zero_points = WorkBuffer<std::byte>(w.zero_point.data != nullptr ? zero_bytes() : 0);
+    WorkBuffer<float> sums = WorkBuffer<float>(at_once * group_rows * group_rows);  // [group][vector][row]
+    Scratch scratch = {};
 
-    void multiply(const OneOrMore<TermActivations>& passes, std::int64_t begin, std::int64_t end) {
+    void multiply(const OneOrMore<TermActivations>& calls, std::int64_t begin, std::int64_t end) {
         for (std::int64_t group = begin; group < end; group += at_once) {
             const std::int64_t row = group * group_rows;
-            const std::int64_t n = std::min(std::min(at_once, end - group) * group_rows, w_.grid.rows - row);
-            for (const TermActivations& a : passes) {
-                if (product_.prepared.codes != nullptr)
+            const std::int64_t n = std::min(std::min(at_once, end - group) * group_rows, w.grid.rows - row);
+            for (const TermActivations& a : calls) {
+                if (product.prepared.codes != nullptr)
                     run_prepared(a, group, n);
                 else
                     run_rows(a, row, n);
@@ -70,122 +46,102 @@ public:
         }
     }
 
-private:
-    static constexpr std::int64_t at_once = 8;
-
-    [[nodiscard]] std::int64_t quads() const { return quads_of(product_.k, w_.packed); }
-    [[nodiscard]] std::int64_t zero_bytes() const { return blocks_.stored * group_rows; }
+    [[nodiscard]] std::int64_t quads() const { return quads_of(product.k, w.packed); }
+    [[nodiscard]] std::int64_t zero_bytes() const { return blocks.stored * group_rows; }
 
     void run_prepared(const TermActivations& a, std::int64_t group, std::int64_t n) {
-        const PreparedRows& prepared = product_.prepared;
+        const PreparedRows& prepared = product.prepared;
         run(a, {.codes = prepared.codes + group * quads() * 256,
                 .interleaved = true,
                 .rows = n,
-                .scales = prepared.scales + group * blocks_.group_bytes(prepared.scale_type),
+                .scales = prepared.scales + group * blocks.group_bytes(prepared.scale_type),
                 .scale_type = prepared.scale_type,
-                .zero_points = w_.zero_point.data != nullptr ? prepared.zero_points + group * zero_bytes() : nullptr,
-                .out = sums_});
+                .zero_points = w.zero_point.data != nullptr ? prepared.zero_points + group * zero_bytes() : nullptr,
+                .out = sums.data()});
     }
 
     void run_rows(const TermActivations& a, std::int64_t row, std::int64_t n) {
         for (std::int64_t r = 0; r < n; r += group_rows)
-            run(a, {.codes = w_.data + (row + r) * w_.row_stride,
-                    .row_stride = w_.row_stride,
-                    .row_bytes = w_.row_bytes(),
+            run(a, {.codes = w.data + (row + r) * w.row_stride,
+                    .row_stride = w.row_stride,
+                    .row_bytes = w.row_bytes(),
                     .rows = std::min(group_rows, n - r),
-                    .scales = scales_.data(),
+                    .scales = scales.data(),
                     .scale_type = scales_of(row + r),
                     .zero_points = zero_points_of(row + r),
-                    .out = sums_ + r * a.vectors});
+                    .out = sums.data() + r * a.vectors});
     }
 
     void run(const TermActivations& a, LaneProduct p) const {
         p.quads = quads();
-        p.block_quads = blocks_.block_quads;
-        p.block_shift = blocks_.block_shift;
-        p.scale_step = blocks_.scale_step;
-        p.group_scale_stride = blocks_.group_bytes(p.scale_type);
+        p.block_quads = blocks.block_quads;
+        p.block_shift = blocks.block_shift;
+        p.scale_step = blocks.scale_step;
+        p.group_scale_stride = blocks.group_bytes(p.scale_type);
         p.group_zero_stride = zero_bytes();
         p.x_scales = a.scales.empty() ? nullptr : a.scales.data();
         p.x = a.x.data();
         p.vectors = a.vectors;
-        product_.table.matmul.bf16->lanes[static_cast<std::size_t>(w_.element)](p);
+        product.table.matmul.bf16->lanes[static_cast<std::size_t>(w.element)](p);
     }
 
     ScaleType scales_of(std::int64_t row) {
-        const KernelTable& table = product_.table;
-        if (is_coded(w_.scale_type) &&
-            interleave_scales(table, w_, blocks_, row, w_.scale_type, scratch_, scales_.data()))
-            return w_.scale_type;
-        interleave_scales(table, w_, blocks_, row, ScaleType::float32, scratch_, scales_.data());
+        const KernelTable& table = product.table;
+        if (is_coded(w.scale_type) && interleave_scales(table, w, blocks, row, w.scale_type, scratch, scales.data()))
+            return w.scale_type;
+        interleave_scales(table, w, blocks, row, ScaleType::float32, scratch, scales.data());
         return ScaleType::float32;
     }
 
     const std::byte* zero_points_of(std::int64_t row) {
-        if (w_.zero_point.data == nullptr) return nullptr;
-        interleave_zero_points(product_.table, w_, blocks_, row, scratch_, zero_points_.data());
-        return zero_points_.data();
+        if (w.zero_point.data == nullptr) return nullptr;
+        interleave_zero_points(product.table, w, blocks, row, scratch, zero_points.data());
+        return zero_points.data();
     }
 
     void write(const TermActivations& a, std::int64_t i, std::int64_t row, std::int64_t n) const {
         float line[at_once * group_rows];
         for (std::int64_t j = 0; j < n; j += group_rows) {
-            const float* from = sums_ + j * a.vectors + i * group_rows;
+            const float* from = sums.data() + j * a.vectors + i * group_rows;
             for (std::int64_t lane = 0; lane < group_rows; ++lane) {
                 float sum = from[lane];
                 for (std::int64_t t = 1; t < a.terms; ++t) sum += from[t * a.rows * group_rows + lane];
-                line[j + lane] = w_.with_global(sum);
+                line[j + lane] = w.with_global(sum);
             }
         }
-        product_.write(a.first + i, row, n, line);
+        product.write(a.first + i, row, n, line);
     }
-
-    const Product& product_;
-    const ScaledMatrix& w_;
-    const LaneBlocks& blocks_;
-    WorkBuffer<std::byte> scales_, zero_points_;
-    alignas(64) float sums_[at_once * group_rows * group_rows];  // [group][vector][row]
-    Scratch scratch_;
 };
 
 std::optional<TermPlan<LaneBlocks>> lane_plan(const Product& product, const ScaledMatrix& w) {
     if (kernel_of(product.table.matmul.bf16, &BF16Kernels::lanes, w.element) == nullptr) return {};
-    std::optional<LaneBlocks> blocks = lane_blocks(w);
-    if (!blocks) return {};
-    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *blocks);
-    return TermPlan(product, *blocks, coded);
+    const std::optional<LaneBlocks> blocks = lane_blocks(w);
+    return blocks ? std::optional(TermPlan(product, *blocks, w.packed ? 32 : 16)) : std::nullopt;
 }
 
-std::optional<Entry> suits_lanes(const Product& product, const ScaledMatrix& w) {
+std::optional<Kinds> suits_lanes(const Product& product, const ScaledMatrix& w) {
     const auto how = lane_plan(product, w);
-    if (!how) return {};
-    // Panels take activations that are codes without their scales, as one term, and short blocks' scales into codes.
-    const bool codes_elsewhere = how->coded == nullptr && product.a.front().scaled_along_k() != nullptr;
-    return Entry{.terms = how->terms,
-                 .coded = how->coded != nullptr,
-                 .suits_panels = codes_elsewhere || (how->terms == 1 && how->blocks.block_quads == 0)};
+    return how ? std::optional(how->kind(product)) : std::nullopt;
 }
 
-Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
+Refusal by_lanes(const Product& product, const ScaledMatrix& w, int /*most_terms*/) {
     if (product.prepared.zero_points == nullptr && !zero_points_are_small(w)) return Refusal::zero_points;
     const TermPlan how = *lane_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
-    const std::int64_t rows = product.total_rows();
-    OneOrMore<TermActivations> passes;
+    const std::int64_t padded_k = round_up(product.k, 32);
     Scratch scratch;
-    for (std::int64_t first = 0; first < rows; first += how.at_once()) {
-        TermActivations pass = how.pass(first, rows);
-        pass.vectors = kernel_vectors(pass.vectors);
-        if (!pack_terms(product, how.coded, round_up(product.k, 32), w.packed ? PairOrder::packed : PairOrder::bytes,
-                        pass, scratch, [](float* /*x*/, std::int64_t /*count*/) {}))
-            return Refusal::range;
-        if (how.coded != nullptr)
-            read_activation_scales(product.table, *how.coded, block_of(how.blocks, w.packed), scratch, pass);
-        passes.push_back(std::move(pass));
-    }
+    const auto calls = how.calls(product.total_rows(), [&](TermActivations& call) {
+        call.vectors = kernel_vectors(call.vectors);
+        if (!pack_terms(product, how.coded, padded_k, w.packed ? PairOrder::packed : PairOrder::bytes, call, scratch,
+                        [](float* /*x*/, std::int64_t /*count*/) {}))
+            return false;
+        if (how.coded != nullptr) how.read_scales(product, padded_k, call.vectors, scratch, call);
+        return true;
+    });
+    if (calls.size() == 0) return Refusal::range;
     const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;
     parallel_for(product.call, (product.n + group_rows - 1) / group_rows,
                  std::max<std::int64_t>(1, bytes_per_task / group_bytes), [&](std::int64_t begin, std::int64_t end) {
-                     LaneGroups(product, w, how.blocks).multiply(passes, begin, end);
+                     LaneGroups{product, w, how.blocks}.multiply(calls, begin, end);
                  });
     return Refusal::none;
 }

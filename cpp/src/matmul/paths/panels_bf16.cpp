@@ -372,22 +372,23 @@ std::optional<Setup> set_up(const Product& product, const ScaledMatrix& w, KeepN
     return s;
 }
 
-// Whatever scales turn out to be: the fewest terms that it may come to.
-std::optional<Entry> suits_panels_bf16(const Product& product, const ScaledMatrix& w) {
-    std::optional<Entry> best;
+// Whatever scales turn out to be: codes where they may be multiplied so.
+std::optional<Kinds> suits_panels_bf16(const Product& product, const ScaledMatrix& w) {
+    std::optional<Kinds> best;
     for (const KeepNormal of_w : {KeepNormal::assume, KeepNormal::deny})
         for (const KeepNormal of_a : {KeepNormal::assume, KeepNormal::deny}) {
             const std::optional<Setup> s = set_up(product, w, of_w, of_a);
-            if (s && (!best || s->terms < best->terms)) best = Entry{.terms = s->terms, .coded = s->a != nullptr};
-            if (best && best->terms == 1) return best;
+            if (s && s->a != nullptr) return kinds::codes;
+            if (s) best = as_numbers(product);
+            if (best && best != kinds::decoded) return best;
         }
     return best;
 }
 
-Refusal by_panels_bf16(const Product& product, const ScaledMatrix& w, const Limits& limits) {
+Refusal by_panels_bf16(const Product& product, const ScaledMatrix& w, int most_terms) {
     if (!zero_points_are_small(w)) return Refusal::zero_points;
     const std::optional<Setup> set = set_up(product, w, KeepNormal::look, KeepNormal::look);
-    if (!set || set->terms > limits.terms) return Refusal::scales;
+    if (!set || set->terms > most_terms) return Refusal::scales;
     const Setup& s = *set;
     const PanelShape& most = s.terms > 1 ? s.bf16.panel_of_terms : s.bf16.panel;
     for (std::int64_t first = 0; first < product.total_rows(); first += most.activations) {

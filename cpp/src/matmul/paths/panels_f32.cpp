@@ -75,7 +75,7 @@ private:
     Scratch scratch_;
 };
 
-Refusal by_panels_f32(const Product& product, const Limits& /*limits*/) {
+Refusal by_panels_f32(const Product& product, int /*most_terms*/) {
     constexpr std::int64_t rows_at_once = 512;
     const KernelTable& table = product.table;
     for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {

@@ -208,42 +208,33 @@ private:
 };
 
 // Sixteen weight rows at a time as integers, and their scales side by side.
-class WeightPanel {
-public:
-    WeightPanel(const Product& product, const ScaledMatrix& w, const Cut& cut, std::int64_t groups)
-        : product_(product),
-          w_(w),
-          kernel_(*cut.kernel),
-          group_bytes_(cut.steps * 64),
-          blocks_(round_up(w.grid.grid_cols(), panel_group)),
-          codes_(groups * group_bytes_),
-          scales_(groups * blocks_ * panel_group),
-          rows_(WorkBuffer<float>::zeros(panel_group * blocks_)) {}
+struct WeightPanel {
+    const Product& product;
+    const ScaledMatrix& w;
+    const Cut& cut;
+    std::int64_t groups;
+    std::int64_t group_bytes = cut.steps * 64, blocks = round_up(w.grid.grid_cols(), panel_group);
+    WorkBuffer<std::uint8_t> bytes = WorkBuffer<std::uint8_t>(groups * group_bytes);
+    WorkBuffer<float> floats = WorkBuffer<float>(groups * blocks * panel_group);
+    // Steps past the end meet zeros, which what memory holds may not be multiplied by.
+    WorkBuffer<float> lines = WorkBuffer<float>::zeros(panel_group * blocks);
+
     void read(std::int64_t first, std::int64_t rows) {
         for (std::int64_t at = 0; at < rows; at += panel_group) {
             const std::int64_t n = std::min(panel_group, rows - at), group = at / panel_group;
-            kernel_.pack({.w = code_rows(0, w_, first + at, n, nullptr), .out = codes_.data() + group * group_bytes_});
+            cut.kernel->pack({.w = code_rows(0, w, first + at, n, nullptr), .out = bytes.data() + group * group_bytes});
             for (std::int64_t r = 0; r < panel_group; ++r)
-                read_scales(product_.table, w_, (first + at + std::min(r, n - 1)) / w_.grid.block_rows, 0,
-                            w_.grid.grid_cols(), rows_.data() + r * blocks_);
-            float* out = scales_.data() + group * blocks_ * panel_group;
-            for (std::int64_t b = 0; b < blocks_; b += panel_group)
-                product_.table.matmul.transpose(rows_.data() + b, blocks_, out + b * panel_group, panel_group);
+                read_scales(product.table, w, (first + at + std::min(r, n - 1)) / w.grid.block_rows, 0,
+                            w.grid.grid_cols(), lines.data() + r * blocks);
+            float* out = floats.data() + group * blocks * panel_group;
+            for (std::int64_t b = 0; b < blocks; b += panel_group)
+                product.table.matmul.transpose(lines.data() + b, blocks, out + b * panel_group, panel_group);
         }
     }
-    [[nodiscard]] const std::uint8_t* codes(std::int64_t group) const { return codes_.data() + group * group_bytes_; }
-    [[nodiscard]] const float* scales(std::int64_t group) const { return scales_.data() + group * group_scales(); }
+    [[nodiscard]] const std::uint8_t* codes(std::int64_t group) const { return bytes.data() + group * group_bytes; }
+    [[nodiscard]] const float* scales(std::int64_t group) const { return floats.data() + group * group_scales(); }
     /// From one group to the next.
-    [[nodiscard]] std::int64_t group_scales() const { return blocks_ * panel_group; }
-
-private:
-    const Product& product_;
-    const ScaledMatrix& w_;
-    const IntegerPanelKernel& kernel_;
-    std::int64_t group_bytes_, blocks_;
-    WorkBuffer<std::uint8_t> codes_;
-    WorkBuffer<float> scales_;
-    WorkBuffer<float> rows_;  // steps past the end meet zeros, which what memory holds may not be multiplied by
+    [[nodiscard]] std::int64_t group_scales() const { return blocks * panel_group; }
 };
 
 // Whether scales of codes are such that they may multiply before an activation's do. E4M3 and float16 always are.
@@ -270,16 +261,16 @@ bool differences_are_small(const ScaledMatrix& w) {
     return zero_points_within(w, is_signed ? -8 : 0, is_signed ? 7 : 15);
 }
 
-std::optional<Entry> suits_panels_integer(const Product& product, const ScaledMatrix& w) {
+std::optional<Kinds> suits_panels_integer(const Product& product, const ScaledMatrix& w) {
     const bool in_place = w.col_stride == 1 && w.packed == is_packed(w.element) && zero_points_are_bytes(w) &&
                           (w.zero_point.data == nullptr || w.grid.grid_cols() == 1 || w.zero_point.col_stride == 1);
     if (!in_place) return {};
     const std::optional<Int8Activations> a = Int8Activations::of(product, w);
     if (!a || panels_of(product, w, *a) == nullptr) return {};
-    return Entry{.terms = 1, .coded = true, .in_tiles = tiles_of(product, w, *a) != nullptr};
+    return tiles_of(product, w, *a) != nullptr ? kinds::codes_in_tiles : kinds::codes;
 }
 
-Refusal by_panels_integer(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
+Refusal by_panels_integer(const Product& product, const ScaledMatrix& w, int /*most_terms*/) {
     if (!differences_are_small(w)) return Refusal::zero_points;
     if (!scales_are_in_range(product, w)) return Refusal::scales;
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): suits() had one
@@ -293,7 +284,7 @@ Refusal by_panels_integer(const Product& product, const ScaledMatrix& w, const L
     const std::int64_t groups = std::clamp<std::int64_t>(all / num_threads(), 1, most);
     const std::int64_t per_scale = w.grid.block_cols < product.k ? w.grid.block_cols / cut.unit_elements : cut.units;
     parallel_for(product.call, (all + groups - 1) / groups, 1, [&](std::int64_t begin, std::int64_t end) {
-        WeightPanel panel(product, w, cut, groups);
+        WeightPanel panel{product, w, cut, groups};
         const std::int64_t stride = groups * panel_group;
         const WorkBuffer<float> sums(cut.height * stride);
         for (std::int64_t unit = begin; unit < end; ++unit) {

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <array>
-#include <limits>
 
 #include "matmul/product.hpp"
 
@@ -18,47 +17,60 @@ enum class Refusal : std::uint8_t {
     scales,       ///< of codes, so large, so small, negative or NaN that they cannot go into the codes
     range,        ///< activations so large or so small that a product may leave float32's range though the sum does not
     digits,       ///< activations that six digits in base 256 do not hold exactly, of a step's largest on
-    passes        ///< activations of so many terms that they take more passes over the weight than the rule allows
+    terms         ///< more activations and terms of them than the path takes at a time
 };
 
-/// What a rule allows of what only values tell.
-struct Limits {
-    static constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max() / 1024;  // is multiplied
-    std::int64_t passes = any;                                                            ///< over the weight
-    std::int64_t terms = any;                                                             ///< of an activation
-};
+/// What rules tell products apart by. A product is of one kind of each group, a rule is for some.
+using Kinds = std::uint16_t;
+namespace kinds {
 
-/// How a path would take a product.
-struct Entry {
-    int terms = 1;              ///< bfloat16 numbers that add up to an activation
-    bool coded = false;         ///< activations are codes, multiplied without their scales
-    bool in_tiles = false;      ///< matrix tiles multiply the codes as integers: the processor has such tiles, and
-                                ///< scales are common to a multiple of 64 elements
-    bool suits_panels = false;  ///< panels_bf16 takes such activations in fewer steps than most
-};
+/// The weight: numbers (or codes that do not run along K), codes of a byte, two codes to a byte.
+inline constexpr Kinds numbers = 1, bytes = 2, four_bits = 4, any_weight = 7;
+/// Elements of K to a scale: up to 16, up to 64, more.
+inline constexpr Kinds blocks_to_16 = 8, blocks_to_64 = 16, long_blocks = 32, any_block = 56;
+/// Whether it is a PreparedWeight.
+inline constexpr Kinds as_stored = 64, prepared = 128, any_storage = 192;
+/// Activations as the path takes them. A term is one of the bfloat16 numbers that add up to an activation: one for
+/// bfloat16 and all that Precision::fast rounds, two for float16, three for others.
+inline constexpr Kinds one_term = 256, two_terms = 512, three_terms = 1024;
+inline constexpr Kinds decoded = 2048;         ///< codes that become numbers of up to three terms
+inline constexpr Kinds codes = 4096;           ///< multiplied without their scales
+inline constexpr Kinds codes_in_tiles = 8192;  ///< the same, where matrix tiles of integers multiply them
+inline constexpr Kinds any_activations = 16128;
+
+}  // namespace kinds
+
+/// The kind of activations that are multiplied as the numbers they stand for.
+inline Kinds as_numbers(const Product& product, int terms) {
+    if (terms == 3 && product.a.front().scaled_along_k() != nullptr) return kinds::decoded;
+    return terms == 1 ? kinds::one_term : terms == 2 ? kinds::two_terms : kinds::three_terms;
+}
+inline Kinds as_numbers(const Product& product) { return as_numbers(product, product.terms()); }
 
 struct Path {
     std::string_view name;
-    /// None where it cannot: it has no kernel for the format, or the layout in memory does not suit. Reads no value.
-    std::optional<Entry> (*suits)(const Product&);
-    /// Of what suits. Where it refuses it has written nothing.
-    Refusal (*multiply)(const Product&, const Limits&);
+    /// The kind of the activations, or none where it cannot multiply: it has no kernel for the format, or the layout in
+    /// memory does not suit. Reads no value.
+    std::optional<Kinds> (*suits)(const Product&);
+    /// Of what suits, where values make an activation no more than so many terms. Where it refuses it has written
+    /// nothing.
+    Refusal (*multiply)(const Product&, int most_terms);
     std::array<Refusal, 3> refusals;  ///< all that it may come to; the rest are none
 };
 
-inline std::optional<Entry> suits_anything(const Product& /*product*/) { return Entry{}; }
+inline std::optional<Kinds> suits_anything(const Product& product) { return as_numbers(product); }
 
 /// A path for weights whose codes and scales run along K.
-template <std::optional<Entry> (*Suits)(const Product&, const ScaledMatrix&),
-          Refusal (*Multiply)(const Product&, const ScaledMatrix&, const Limits&)>
+template <std::optional<Kinds> (*Suits)(const Product&, const ScaledMatrix&),
+          Refusal (*Multiply)(const Product&, const ScaledMatrix&, int most_terms)>
 constexpr Path path_of_codes(std::string_view name, std::array<Refusal, 3> refusals) {
     return {.name = name,
-            .suits = [](const Product& product) -> std::optional<Entry> {
+            .suits = [](const Product& product) -> std::optional<Kinds> {
                 const ScaledMatrix* codes = product.w.scaled_along_k();
                 return codes != nullptr ? Suits(product, *codes) : std::nullopt;
             },
             .multiply = [](const Product& product,
-                           const Limits& limits) { return Multiply(product, *product.w.scaled_along_k(), limits); },
+                           int most_terms) { return Multiply(product, *product.w.scaled_along_k(), most_terms); },
             .refusals = refusals};
 }
 
@@ -94,9 +106,9 @@ extern const Path panels_f32;
 
 }  // namespace paths
 
-/// All of them.
-inline constexpr const Path* every_path[] = {&paths::in_place_integer, &paths::tiles,          &paths::lanes,
-                                             &paths::in_place_bf16,    &paths::in_place_f32,   &paths::rows_f32,
-                                             &paths::panels_bf16,      &paths::panels_integer, &paths::panels_f32};
+/// All of them, in the order in which the tables try them.
+inline constexpr const Path* every_path[] = {
+    &paths::in_place_integer, &paths::panels_integer, &paths::tiles,       &paths::lanes,     &paths::in_place_bf16,
+    &paths::in_place_f32,     &paths::rows_f32,       &paths::panels_bf16, &paths::panels_f32};
 
 }  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-Refusal by_rows_f32(const Product& product, const Limits& /*limits*/) {
+Refusal by_rows_f32(const Product& product, int /*most_terms*/) {
     const KernelTable& table = product.table;
     const std::int64_t rows = product.total_rows();
     const WorkBuffer<float> x(rows * product.k);

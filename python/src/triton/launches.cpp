@@ -5,7 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "register.hpp"
+#include "../register.hpp"
 
 namespace breccia::python {
 namespace {
