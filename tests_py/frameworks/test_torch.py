@@ -14,7 +14,7 @@ import pytest
 from breccia import cast, dequantize, linear, matmul, requantize
 
 torch = pytest.importorskip("torch")
-from breccia.frameworks.torch import operators  # noqa: E402
+from breccia.frameworks.torch import operators, tensors  # noqa: E402
 from breccia.frameworks.torch.meta import flatten, recipe_key  # noqa: E402
 
 PEER = peers.Torch()
@@ -37,7 +37,7 @@ def test_any_device_implementation_makes_the_cores_bytes(recipe):
             x[1, 3], x[2, 7], x[3, 9] = np.nan, np.inf, -np.nan
         reference = cast(x, recipe)
         made = operators._cast_anywhere(torch.from_numpy(x), recipe_key(recipe))
-        mine = operators.parts_to_tensor(made, x.shape, recipe, "float32")
+        mine = tensors.parts_to_tensor(made, x.shape, recipe, "float32")
         peers.same_parts(PEER, mine, reference, kind)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             values = operators._dequantize_anywhere(*flatten(mine), dtype)
@@ -49,7 +49,7 @@ def test_any_device_implementation_makes_the_cores_bytes(recipe):
             if other.recipe == recipe:
                 continue
             made = operators._requantize_anywhere(*flatten(cast(torch.from_numpy(x), source)), recipe_key(recipe))
-            again = operators.parts_to_tensor(made, x.shape, recipe, "float32")
+            again = tensors.parts_to_tensor(made, x.shape, recipe, "float32")
             peers.same_parts(PEER, again, requantize(other, recipe), f"{source} {kind}")
 
 
