@@ -494,3 +494,13 @@ def test_any_bytes_are_a_model_or_refused(kind: str, tmp_path: Path) -> None:
             assert "bad.onnx" in str(error)
             refused += 1
     assert 20 < refused < 400
+
+
+def test_layers_alike_are_each_described(tmp_path: Path) -> None:
+    """A layer's metadata names its own tensors: it is no other layer's, whose name differs by a number alone."""
+    rng = np.random.default_rng(0)
+    weights = {f"model.layers.{i}.mlp.up_proj.weight": rng.standard_normal((64, 256), np.float32) for i in range(3)}
+    save_arrays(weights, tmp_path / "model.safetensors")
+    convert(tmp_path / "model.safetensors", tmp_path / "model.onnx", "onnx:int4")
+    with Checkpoint(tmp_path / "model.onnx") as written:
+        assert {one.name: one.format for one in written.found} == dict.fromkeys(weights, "onnx")

@@ -38,7 +38,8 @@ LEFT = "left as it is"  # how a note begins on a tensor that has no place in the
 @dataclass(frozen=True, slots=True)
 class Form:
     """What tensors that differ by their names alone become: `Choice` has the attributes. Names in ``outputs`` and
-    ``metadata`` lack what the module's name is, where all begin with it (``inside``)."""
+    ``metadata`` lack what the module's name is, where all begin with it, and no text of
+    the metadata has it (``inside``)."""
 
     action: str
     outputs: dict[str, Spec]
@@ -89,6 +90,7 @@ class Choice:
     ) -> None:
         module, metadata = found.name.removesuffix(".weight"), metadata or {}
         inside = all(map(str.startswith, (*outputs, *metadata), repeat(module)))
+        inside = inside and not any(module in text for text in metadata.values())
         cut = itemgetter(slice(len(module) if inside else 0, None))
         nbytes = sum(starmap(stored_bytes, outputs.values()))
         ends = dict(zip(map(cut, outputs), outputs.values(), strict=True))
