@@ -52,7 +52,8 @@ def test_what_never_was_is_not_found():
 
 
 @pytest.mark.parametrize(
-    ("module", "old"), [("breccia", "quantize"), ("breccia", "scheme"), ("breccia.nn", "quantize")]
+    ("module", "old"),
+    [("breccia", "quantize"), ("breccia", "scheme"), ("breccia.nn", "quantize"), ("breccia.checkpoint", "plot")],
 )
 def test_an_old_name_of_a_function_warns_and_gives_the_new_one(module, old):
     if module == "breccia.nn":

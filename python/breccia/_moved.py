@@ -33,8 +33,8 @@ MOVED = {
 }
 
 
-# Functions of `breccia` and of `breccia.nn` under the names that they had before 0.5.
-RENAMED = {"quantize": "quantize_layer", "scheme": "load_scheme"}
+# Functions of `breccia`, `breccia.nn` and `breccia.checkpoint` under the names that they had before 0.5.
+RENAMED = {"plot": "report", "quantize": "quantize_layer", "scheme": "load_scheme"}
 
 
 def renamed(module: str, name: str) -> Any:

@@ -7,7 +7,9 @@ No model code is run and nothing is unpickled: files are JSON and raw bytes, che
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
+from breccia import _moved
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter, save_arrays
 from breccia.checkpoint.judging.complete import complete
 from breccia.checkpoint.judging.doctor import doctor
@@ -51,3 +53,8 @@ _BEFORE = {
 }
 for _name, _function in _BEFORE.items():
     sys.modules.setdefault(f"{__name__}.{_name}", sys.modules[_function.__module__])
+
+if not TYPE_CHECKING:  # a checker would take every name for one of them
+
+    def __getattr__(name: str) -> Any:
+        return _moved.renamed(__name__, name)
