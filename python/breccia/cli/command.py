@@ -112,7 +112,9 @@ def _parser(with_demo: bool) -> Parser:
         help="elements that share a scale, for recipes with groups",
     )
     convert.add_argument(
-        "--scheme", metavar="FILE", help="TOML file with a rule for each kind of layer (see docs/schemes.md)"
+        "--scheme",
+        metavar="FILE",
+        help="TOML file with a rule for each kind of layer (see docs/schemes.md), or a checkpoint to do as it does",
     )
     convert.add_argument(
         "--set",
@@ -135,6 +137,13 @@ def _parser(with_demo: bool) -> Parser:
     convert.add_argument("--amax", metavar="FILE", help="file of breccia calibrate, for static scales of inputs")
     for name, what in (("embeddings", "embeddings, where the format's programs load such"), ("head", "output layers")):
         convert.add_argument(f"--{name}", metavar="RECIPE", help=f"recipe or type for {what}; 'keep' leaves floats")
+    convert.add_argument(
+        "--dtype-of-rest",
+        type=str.lower,
+        choices=["keep", "bf16", "fp16", "fp32"],
+        default="keep",
+        help="float type of what is not quantized; keep leaves float32 beside codes, too (default: %(default)s)",
+    )
     add_rounding(convert)
     add_device(convert, "weights are rounded")
     add_common(convert, force=_FORCE, threads=True)

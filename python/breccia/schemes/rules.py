@@ -214,7 +214,7 @@ class Rule:
             True where one of `match` matches.
         """
         kinds = tuple(kinds)
-        return name in self._names or any(one.matches(name, kinds) for one in self._patterns)
+        return name in self.names or any(one.matches(name, kinds) for one in self.patterns)
 
     @property
     def has_activations(self) -> bool:
@@ -222,12 +222,13 @@ class Rule:
         return isinstance(self.inputs, Activations) or isinstance(self.outputs, Activations)
 
     @functools.cached_property
-    def _names(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         """Full names, of which mixed models have one for each layer."""
         return frozenset(one.pattern for one in self.match if one.kind == "name")
 
     @functools.cached_property
-    def _patterns(self) -> tuple[Match, ...]:
+    def patterns(self) -> tuple[Match, ...]:
+        """Those of `match` that are no full names."""
         return tuple(one for one in self.match if one.kind != "name")
 
     @property

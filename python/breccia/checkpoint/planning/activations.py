@@ -88,7 +88,8 @@ class Activations:
             module = weight.name.removesuffix(".weight")
             if self._asked(module) != "other" and self._meaning(name):
                 yield module
-        if self._seen or (self.target.asked is not None and self.target.asked.amax is not None):
+        asked = self.target.asked
+        if self._seen or (asked is not None and (asked.amax is not None or asked.scheme.scales)):
             modules = (one.name.removesuffix(".weight") for one in found)
             yield from (one for one in modules if self._asked(one) == "static" and self._amax(one))
 
@@ -104,10 +105,8 @@ class Activations:
 
     def _of_file(self, module: str) -> float | None:
         asked = self.target.asked
-        if asked is None or asked.amax is None:
-            return None
         smoothing = self.smoothings.get(module)
-        return asked.amax.of(module, None if smoothing is None else smoothing.columns)
+        return None if asked is None else asked.amax_of(module, None if smoothing is None else smoothing.columns)
 
     def _meaning(self, name: str) -> InputScale | None:
         """What the source says by a scale of inputs; None where that is not known."""

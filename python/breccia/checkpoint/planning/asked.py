@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.contract import FileFormat
-from breccia.bridges.written import same_grid
+from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, same_grid
 from breccia.checkpoint.arguments import existing
 from breccia.checkpoint.files.input_file import DataFile
 from breccia.checkpoint.reading.models import is_embedding, is_head
+from breccia.checkpoint.reading.source import Checkpoint
 from breccia.moments import load_moments
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.inputs import WORDS, inputs_for
@@ -30,6 +32,7 @@ _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 _IN_ONE = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up_proj") | dict.fromkeys(
     ("down_proj", "w2"), "down_proj"
 )
+_LARGEST = {"float8_e4m3fn": FP8_INPUTS, "int8": INT8_INPUTS, "float4_e2m1fn": NVFP4_INPUTS}
 # Fields of a recipe that say how a format stores scales, which a scheme leaves to the format.
 _FORMS = ("global_scale_form", "scale_dtype", "scale_format")
 
@@ -109,10 +112,9 @@ class Asked:
         """Whether its rule means a weight by itself, and not among others: by its name, or by its last part."""
         module, rule = name.removesuffix(".weight"), self.rule(name)
         last = module.rpartition(".")[2]
-        return self._table(name) is not None or (
-            rule is not None
-            and any(match.matches(module, ("Linear",)) and _last(match) == last for match in rule.match)
-        )
+        if rule is None or self._table(name) is not None or module in rule.names:
+            return rule is not None
+        return any(match.matches(module, ("Linear",)) and _last(match) == last for match in rule.patterns)
 
     def inputs(self, module: str, recipe: ScalingRecipe | str, strict: bool = True) -> Activations | Unsaid | None:
         """How the inputs of a layer whose weight is written in a recipe are to be quantized; `UNSAID` where nothing is
@@ -131,6 +133,20 @@ class Asked:
                 raise ValueError(f"{module}: {error}") from None
             return UNSAID
 
+    def amax_of(self, module: str, factor: Any = None) -> float | None:
+        """The largest magnitude of a layer's inputs: as `Amax.of` has it, else by the scheme's own scale."""
+        found = None if self.amax is None else self.amax.of(module, factor)
+        rule = self.rule(module)
+        said = None if rule is None or factor is not None else rule.inputs
+        most = _LARGEST.get(said.element) if isinstance(said, Activations) else None
+        scale = self._scales.get(module)
+        return found if found is not None or most is None or scale is None else most * scale
+
+    @functools.cached_property
+    def _scales(self) -> dict[str, float]:
+        """Scales of inputs of one number, by layers."""
+        return {one.module: max(one.multiplier) for one in self.scheme.scales if one.of == "input"}
+
     def when(self, module: str) -> str:
         """Whether static scales of a layer's inputs are asked for: "static", "other", or "" for nothing asked."""
         rule = self.rule(module)
@@ -146,8 +162,8 @@ class Asked:
             "low_rank": any(rule.low_rank for rule in self.scheme.rules),
         }
         notes = [f"{name} of the scheme's rules: not written" for name, there in said.items() if there]
-        if self.scheme.scales:
-            notes.append("scales of the scheme: not written, those of a file of moments are (--amax FILE)")
+        if any(one.of != "input" for one in self.scheme.scales):
+            notes.append("scales of the scheme: not written but for those of inputs")
         return notes
 
     def unmatched(self, names: Iterable[str]) -> list[Match]:
@@ -227,6 +243,8 @@ def _scheme(given: ModelScheme | str | os.PathLike[str]) -> ModelScheme:
     if isinstance(given, ModelScheme):
         return given
     path = existing(given, "scheme")
+    if path.is_dir() or path.suffix in (".safetensors", ".gguf", ".onnx"):
+        return _as(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
         if not text.strip():
@@ -234,6 +252,22 @@ def _scheme(given: ModelScheme | str | os.PathLike[str]) -> ModelScheme:
         return ModelScheme.from_toml(text)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _as(path: Path) -> ModelScheme:
+    """The layers that a checkpoint has quantized, by their names, and its KV cache."""
+    rules: dict[Any, list[Match]] = {}
+    with Checkpoint(path) as opened:
+        scheme = opened.scheme
+        for found in map(opened.refined, (one for one in opened.found if one.format != "plain")):
+            module = found.name.removesuffix(".weight")
+            said = scheme.rule(module)
+            form = found.recipe or found.kind.lower(), UNSAID if said is None else said.inputs
+            rules.setdefault(form, []).append(Match("name", module))
+    if not rules:
+        raise ValueError(f"scheme must be a quantized checkpoint, or a file of rules, {path} has no quantized layers")
+    made = (Rule(tuple(names), weights, inputs) for (weights, inputs), names in rules.items())
+    return ModelScheme(tuple(made), scheme.kv_cache, scheme.scales)
 
 
 def _of_line(text: Any) -> Rule:

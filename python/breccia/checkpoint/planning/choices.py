@@ -20,7 +20,7 @@ from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, ghost
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
-from breccia.checkpoint.planning.targets import AUTO, NO_KIND, Target, names_of
+from breccia.checkpoint.planning.targets import AUTO, KEEP, NO_KIND, Target, names_of
 from breccia.checkpoint.reading import models
 from breccia.checkpoint.reading.source import is_float
 from breccia.recipes import ScalingRecipe
@@ -32,6 +32,7 @@ _SCALES = {"F16": "fp16", "BF16": "bf16"}
 _GROUP_SIZES = (128, 64, 32)  # that programs have kernels for
 _INTEGERS = recipes.INT4Scaling, recipes.INT8Scaling
 _IN_GROUPS = *_INTEGERS, recipes.Float8ExpandedScaling, recipes.INT8ExpandedScaling
+LATER = "heads for later tokens stay in floats"  # why one that is quantized does not stay so
 LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
 
 
@@ -207,7 +208,8 @@ def choose(found: Found, target: Target) -> Choice:
     if found.format == "plain" and not is_float(found):
         return _copy(found, target)
     if target.float_dtype:
-        dtype = target.float_dtype
+        rest = found.format == "plain" and target.rest in DTYPES
+        dtype = target.rest if rest else target.float_dtype
         if not _named(found, target):
             return _left_out(found, target)
         if found.dtype == dtype and not _turns(found, target):
@@ -216,7 +218,7 @@ def choose(found: Found, target: Target) -> Choice:
             return _copy(found, target)
         return _float(found, target, found.name, dtype)
     if target.kind == NO_KIND:
-        return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "")
+        return _copy(found, target) if found.format == "plain" else as_bfloat16(found, target, "")
     if why := _without_a_place(found, target):
         plain = found.format == "plain" and not wanted(found, target)
         return _copy(found, target) if plain else _in_floats(found, target, why)
@@ -237,15 +239,15 @@ def choose(found: Found, target: Target) -> Choice:
     if found.recipe is not None and _holds(found, target):
         return _outputs(found, "repack", found.ghost(), target)
     if not (target.include or target.named) and target.alone.later(found.name):
-        return _as_bfloat16(found, target, "heads for later tokens stay in floats")
+        return as_bfloat16(found, target, LATER)
     recipe = _recipe(found, target)
     assert recipe is not None
     return _quantize(found, "requantize" if found.recipe is not None else "cast", recipe, target)
 
 
 def _stays_float32(found: Found, target: Target, dtype: str) -> bool:
-    """Whether programs keep a tensor in float32 beside floats of another dtype."""
-    return found.dtype == "F32" and target.alone.float32(found.name, dtype)
+    """Whether a tensor stays in float32 beside floats of another dtype, as programs or a release's makers have it."""
+    return found.dtype == "F32" and (target.rest == KEEP or target.alone.float32(found.name, dtype))
 
 
 def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
@@ -257,7 +259,7 @@ def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
     wide = target.names is not None and target.names.wide(found.name)
     wide = wide or len(found.shape) < 2 or _stays_float32(found, target, kind.name)
     if wide or found.dtype == kind.name or not _named(found, target):
-        return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "it is left out")
+        return _copy(found, target) if found.format == "plain" else as_bfloat16(found, target, "it is left out")
     return Choice(found, "float", {target.spell(found.name): (kind.name, found.shape)})
 
 
@@ -305,7 +307,7 @@ def _left_out(found: Found, target: Target) -> Choice:
         return Choice(found, "keep", {target.spell(found.name): (found.kind, found.shape)})
     if found.recipe is not None and _holds(found, dataclasses.replace(target, recipe=None)):
         return _outputs(found, "repack", found.ghost(), target)
-    return _as_bfloat16(found, target, "it is left out")
+    return as_bfloat16(found, target, "it is left out")
 
 
 def _holds(found: Found, target: Target) -> bool:
@@ -356,7 +358,7 @@ def _without_a_place(found: Found, target: Target) -> str:
     return ""
 
 
-def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
+def as_bfloat16(found: Found, target: Target, why: str) -> Choice:
     """What cannot be written in the new format must not stay in the old one, which nothing would read; it is noted
     with the reason, "" for one that was asked for."""
     name, metadata = target.spell(found.name), target.bridge.plain_metadata(found.name)
@@ -367,7 +369,7 @@ def _in_floats(found: Found, target: Target, why: str) -> Choice:
     """A tensor that the format cannot take quantized: floats stay as they are, others become some."""
     if found.format == "plain":
         return _copy(found, target).but(note=f"{LEFT}: {why}")
-    return _as_bfloat16(found, target, why)
+    return as_bfloat16(found, target, why)
 
 
 def _turns(found: Found, target: Target) -> bool:
@@ -396,6 +398,8 @@ def _copy(found: Found, target: Target) -> Choice:
     if found.origin.turned and target.bridge.container.whole and found.name not in target.products:
         return Choice(found, "float", {name: (found.dtype, found.shape)})
     shape = turned_shape(found.shape) if found.origin.turned else found.shape
+    if target.rest in DTYPES and is_float(found) and not _stays_float32(found, target, target.rest):
+        return Choice(found, "float", {name: (target.rest, shape)}, metadata=metadata)
     return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
 
 

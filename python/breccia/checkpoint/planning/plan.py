@@ -19,7 +19,7 @@ from breccia.bridges.file_kinds import Container
 from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.planning import notes
 from breccia.checkpoint.planning.activations import Activations
-from breccia.checkpoint.planning.choices import QUANTIZED, Choice, choose, upright
+from breccia.checkpoint.planning.choices import LATER, QUANTIZED, Choice, as_bfloat16, choose, upright
 from breccia.checkpoint.planning.left_alone import NUMBERS, left_alone
 from breccia.checkpoint.planning.model_config import (
     Config,
@@ -35,7 +35,7 @@ from breccia.checkpoint.planning.rotations import KEYS, rotations_of
 from breccia.checkpoint.planning.rounding import rounding_notes
 from breccia.checkpoint.planning.shared_scales import share
 from breccia.checkpoint.planning.smoothing import smoothings
-from breccia.checkpoint.planning.targets import NO_KIND, Target
+from breccia.checkpoint.planning.targets import KEEP, NO_KIND, Target
 from breccia.checkpoint.reading.account import STRAY, STRAYS, Account, check_all_is_read, fates, keys_of
 from breccia.checkpoint.reading.experts import gathered
 from breccia.checkpoint.reading.logical import AS_NUMBERS
@@ -155,7 +155,7 @@ class Planner:
             self.target = dataclasses.replace(self.target, together=together)
         if target.include or target.exclude:
             self._check_patterns(to_convert)
-        self.choices = [self._choose(one, self.target) for one in to_convert]
+        self.choices = self._with_whole_heads([self._choose(one, self.target) for one in to_convert])
         self._add_activations()
         self.choices += made_anew(checkpoint, self.target)
         if not target.float_dtype:
@@ -239,7 +239,10 @@ class Planner:
                 self.notes.append(f"{some(lost)}: the scale of rotated inputs is left out")
         container = checkpoint.container  # whose graph stays
         products = container.products(checkpoint.files) if container is target.bridge.container else {}
-        target = dataclasses.replace(target, names=names, left_alone=alone, products=products)
+        rest = target.rest
+        if rest == KEEP and (container.whole or not alone):  # whose floats have the dtype of the file, or of the model
+            rest = ""
+        target = dataclasses.replace(target, names=names, left_alone=alone, products=products, rest=rest)
         target = dataclasses.replace(target, model=checkpoint.config, alone=left_alone(checkpoint.config))
         return dataclasses.replace(target, inputs=inputs, source=source)
 
@@ -314,6 +317,17 @@ class Planner:
         if choice.form.inside and not choice.note:
             self._known[alike] = choice
         return choice
+
+    def _with_whole_heads(self, choices: list[Choice]) -> list[Choice]:
+        """Heads for later tokens in codes or in floats, each layer that the source has in codes: programs load them in
+        one form. Patterns and rules may ask for another."""
+        target = self.target
+        if target.include or target.exclude or target.asked is not None:
+            return choices
+        heads = {id(c): c for c in choices if c.found.format != "plain" and target.alone.later(c.found.name)}
+        if QUANTIZED.issuperset(c.action for c in heads.values()):
+            return choices
+        return [as_bfloat16(c.found, target, LATER) if id(c) in heads and c.action in QUANTIZED else c for c in choices]
 
     def _remember_for(self, target: Target) -> None:
         """Look whether what becomes of tensors depends on numbers in their names, beside that of a layer."""

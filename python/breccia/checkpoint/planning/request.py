@@ -18,7 +18,7 @@ from breccia.checkpoint.arguments import existing, patterns_of
 from breccia.checkpoint.device import Device
 from breccia.checkpoint.planning.asked import Asked, asked_of
 from breccia.checkpoint.planning.importance import Importance, print_of
-from breccia.checkpoint.planning.targets import Feedback, Target, parse_target
+from breccia.checkpoint.planning.targets import FLOATS, KEEP, Feedback, Target, parse_target
 from breccia.checkpoint.reading.source import Checkpoint, Unmarked
 from breccia.gguf.files import model_names
 from breccia.recipes import ScaleSearch
@@ -27,7 +27,7 @@ from breccia.schemes.value import ModelScheme, Rule
 Method: TypeAlias = Literal["nearest", "gptq"]
 _MANIFEST = (
     *("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp", "smooth"),
-    *("embeddings", "head"),
+    *("embeddings", "head", "dtype_of_rest"),
 )
 
 
@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     amax: str | os.PathLike[str] | None
     embeddings: str | None
     head: str | None
+    dtype_of_rest: str
     moments: str | os.PathLike[str] | None
     method: Method
     order: Order | None
@@ -76,6 +77,7 @@ class Request:
     amax: str | os.PathLike[str] | None = None
     embeddings: str | None = None
     head: str | None = None
+    dtype_of_rest: str = KEEP
     moments: str | os.PathLike[str] | None = None
     method: Method = "nearest"
     order: Order | None = None
@@ -90,6 +92,9 @@ class Request:
         for option in ("imatrix", "moments"):
             if (path := getattr(self, option)) is not None:
                 existing(path, option)
+        if self.dtype_of_rest not in (KEEP, *FLOATS):
+            known = ", ".join((KEEP, *FLOATS))
+            raise ValueError(f"dtype_of_rest must be one of {known}, got {self.dtype_of_rest!r}")
         if self.imatrix is not None and self.moments is not None:
             raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
         if not isinstance(self.smooth, bool):
@@ -129,11 +134,11 @@ class Request:
 
     def said(self) -> dict[str, Any]:
         """What `convert` was given beside the target's name and files of data, of JSON types."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in _MANIFEST}
+        usual = {one.name: one.default for one in dataclasses.fields(self)}
+        given: dict[str, Any] = {name: getattr(self, name) for name in _MANIFEST if getattr(self, name) != usual[name]}
         if self.asked is not None:
             given |= {"scheme": self.asked.scheme.to_toml(), "activations": self.asked.activations}
-        kept = {name: value for name, value in given.items() if value not in (None, "", (), "nearest", False)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
     def target(self, device: Device = Device()) -> Target:  # noqa: B008
         """What is to be written. Raises TypeError or ValueError where there is none of that name, or no format of
@@ -155,7 +160,7 @@ class Request:
             raise ValueError(
                 f"embeddings must be 'keep' where to is {target.spelled!r}, got {self.embeddings!r}: {why}"
             )
-        return dataclasses.replace(target, asked=self.asked, device=device)
+        return dataclasses.replace(target, asked=self.asked, device=device, rest=FLOATS.get(self.dtype_of_rest, KEEP))
 
     @contextlib.contextmanager
     def opened(self, source: Path, target: Target) -> Iterator[tuple[Checkpoint, Target]]:

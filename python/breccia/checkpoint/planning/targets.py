@@ -53,6 +53,7 @@ class Target:
     the graph of the output multiplies by tensors, see `Place`. ``feedback`` is given where weights are rounded by GPTQ.
     ``bare`` says that the format was named without a recipe, ``options`` are for recipes of rules. ``alone`` is
     what is left alone of the model. ``device`` rounds weights. ``smooth`` says that inputs are smoothed.
+    ``rest`` is the dtype of floats beside codes: `KEEP` for what they have, "" for that of the output's own.
     """
 
     spelled: str
@@ -74,6 +75,7 @@ class Target:
     importance: Importance | None = None
     feedback: Feedback | None = None
     smooth: bool = False
+    rest: str = ""
     asked: Asked | None = None
     named: bool = False
     bare: bool = False
@@ -249,6 +251,7 @@ def names_of(found: Found) -> list[str]:
 
 
 FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+KEEP = "keep"  # for a float type that stays
 
 _SHAPE = (1024, 4096)  # of a matrix, whose bits a weight are told
 _FLOAT_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}

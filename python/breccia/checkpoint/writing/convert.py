@@ -69,6 +69,7 @@ def convert(
     amax: str | os.PathLike[str] | None = None,
     embeddings: str | None = None,
     head: str | None = None,
+    dtype_of_rest: str = "keep",
     moments: str | os.PathLike[str] | None = None,
     method: Method = "nearest",
     order: Order | None = None,
@@ -98,7 +99,8 @@ def convert(
         scale_search: "mse" searches block scales for the least error.
         group_size: of INT4; "auto" is, for each tensor, the largest of 128, 64 and 32 that divides its columns.
         imatrix: a file of what errors of each column count: llama.cpp's importance matrix (GGUF or .dat), or moments.
-        scheme: a `breccia.ModelScheme`, or a TOML file of one: what layers become, by rules. A layer that no rule
+        scheme: a `breccia.ModelScheme`, a TOML file of one, or a checkpoint, whose layers are quantized in the same
+            recipes: what layers become, by rules. A layer that no rule
             matches becomes what ``to`` names, and without a recipe there stays as the source has it. Embeddings, norms,
             routers and output layers stay as they are where a rule does not name them.
         rules: rules that come first, each ``"PATTERN=RECIPE"`` or ``"PATTERN=RECIPE,inputs=dynamic"``, or a `Rule`.
@@ -109,6 +111,8 @@ def convert(
         embeddings: what tables of vectors become: a recipe or a type of the format, where its programs load such;
             "keep" leaves them in floats. None: as the target has them.
         head: the same of output layers that have a weight of their own.
+        dtype_of_rest: of floats that are not quantized: "bf16", "fp16" or "fp32"; "keep" leaves them, and where ``to``
+            is a float dtype what a quantized source has in float32 beside its codes.
         moments: a file that `breccia.calibrate` wrote: its diagonals are such an importance.
         method: "nearest", or "gptq", which rounds by ``moments`` what has some; see `breccia.gptq`. One layer's weight
             is then in memory a few times in float32, and its moments of K columns little more than once.
