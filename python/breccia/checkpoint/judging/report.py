@@ -207,6 +207,7 @@ def _model(checkpoint: Checkpoint, rows: Mapping[str, Any], made: Mapping[str, A
     config = checkpoint.config
     named = config.get("architectures") or [config.get("model_type")]
     options = made.get("options") if isinstance(made.get("options"), dict) else {}
+    version = made.get("breccia")
     given = {key: value for key, value in (options or {}).items() if value not in (None, False, [], {}, "nearest")}
     formats = dict.fromkeys(row["format"] for row in rows.values() if row["quantized"])
     return {
@@ -217,7 +218,7 @@ def _model(checkpoint: Checkpoint, rows: Mapping[str, Any], made: Mapping[str, A
         "weights": weights,
         "nbytes": nbytes,
         "bits": _bits(weights, nbytes),
-        "made_by": f"breccia {made['breccia']}" if "breccia" in made else "",
+        "made_by": f"breccia {version}" if version else "",
         "to": str(made.get("to", "")),
         "options": ", ".join(f"{key} {value}" for key, value in given.items()),
     }
