@@ -172,8 +172,9 @@ def _add(said: dict[str, Any], more: dict[str, Any]) -> None:
 def _wanted(target: Target, source: ModelScheme, recipes: Mapping[str, ScalingRecipe | str]) -> ModelScheme:
     """What a scheme asks of quantized layers, else what the source has."""
     meanings: dict[str, tuple[Any, ...]] = {
-        module: (None, target.inputs_of(module, recipe), getattr(source.rule(module), "outputs", None))
+        module: (None, target.inputs_of(module, recipe), rule and rule.outputs)
         for module, recipe in recipes.items()
+        for rule in [source.rule(module)]
     }
     cache = UNSAID if target.asked is None else target.asked.scheme.kv_cache
     apart = [rule for rule in source.rules if rule.weights is None and rule.has_activations]
