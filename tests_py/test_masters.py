@@ -156,3 +156,29 @@ def test_a_head_for_later_tokens_is_quantized_whole_or_not_at_all(
     layers = {f"{module}.weight" for module in release.quantized if module.startswith(release.heads)}
     codes = quantized(tmp_path / "out")
     assert {one for one in codes if one.startswith(release.heads)} in (set(), layers), report["notes"]
+
+
+NAMED = [to for to in target_names() if ":" in to and not to.startswith(("onnx", "gpt-oss", "gguf:f16", "gguf:bf16"))]
+
+
+@pytest.mark.parametrize("to", NAMED)
+def test_a_checkpoint_of_every_format_is_a_scheme(to: str, tmp_path: Path) -> None:
+    """Which gives its own bytes again, of mixtures of types, too."""
+    names = [f"model.layers.{i}.{one}_proj.weight" for i in range(2) for one in ("self_attn.q", "mlp.down")]
+    arrays = {name: weight(256, 256).astype(ml_dtypes.bfloat16) for name in names}
+    write_shards(tmp_path / "in", [arrays], {"model_type": "deepseek_v4"})
+    form, end = to.partition(":")[0], ".gguf" if to.startswith("gguf") else ""
+    first, second = tmp_path / f"first{end}", tmp_path / f"second{end}"
+    convert(tmp_path / "in", first, to, include=[names[0], names[3]])
+    if to in ("mlx:int4", "mlx:int8"):  # which have biases of any value
+        with pytest.raises(ValueError, match=r"q_proj is affine \d bits, which no recipe makes"):
+            convert(tmp_path / "in", second, form, scheme=first)
+        return
+    convert(tmp_path / "in", second, form, scheme=first)
+    before, after = Checkpoint(first), Checkpoint(second)
+    assert before.entries.keys() == after.entries.keys()
+    assert quantized(second) == quantized(first) == {names[0], names[3]}
+    if to == "modelopt:fp8-tensor":  # whose one scale is stored, and read, as those of rows
+        return
+    for name in before.entries:
+        assert before.array(name).tobytes() == after.array(name).tobytes(), name

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import bridges
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, same_grid
 from breccia.checkpoint.arguments import existing
@@ -261,8 +262,11 @@ def _as(path: Path) -> ModelScheme:
         scheme = opened.scheme
         for found in map(opened.refined, (one for one in opened.found if one.format != "plain")):
             module = found.name.removesuffix(".weight")
-            said = scheme.rule(module)
-            form = found.recipe or found.kind.lower(), UNSAID if said is None else said.inputs
+            said, kind = scheme.rule(module), found.kind.lower()
+            if found.recipe is None and kind not in bridges.bridge(found.format).kinds:
+                why = f"in {path} {module} is {kind}, which no recipe makes: rules (--set) can name one"
+                raise ValueError(f"scheme must be a checkpoint of forms that can be written, {why}")
+            form = found.recipe or kind, UNSAID if said is None else said.inputs
             rules.setdefault(form, []).append(Match("name", module))
     if not rules:
         raise ValueError(f"scheme must be a quantized checkpoint, or a file of rules, {path} has no quantized layers")
