@@ -191,6 +191,8 @@ STAGES = (
         "that vLLM, onnxruntime and others open and run what is written, themselves",
         (
             *(f"python/breccia/{name}/" for name in ("bridges", "checkpoint", "schemes", "gguf", "_serving", "vllm")),
+            "python/breccia/transformers/",
+            "python/breccia/nn/quantizing.py",
             "tests_py/programs/",
             "benchmarks/program_runs.py",
             ".ci/requirements-programs.txt",

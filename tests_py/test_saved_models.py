@@ -173,6 +173,40 @@ def test_diffusers(tmp_path, monkeypatch):
         assert torch.equal(again(x, timestep=torch.tensor([3]), class_labels=torch.tensor([1])).sample, y)
 
 
+@cases.ALL
+def test_timm(recipe, tmp_path):
+    """What timm saves opens in a model that quantize_ changed, never in a plain one, and convert makes floats of it."""
+    try:
+        import timm.models
+    except (ImportError, RuntimeError) as error:  # the latter of a torchvision that is for another build of torch
+        pytest.skip(f"timm: {error}")
+
+    def vit():
+        sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "num_heads": 2, "depth": 1, "num_classes": 128}
+        return timm.create_model("vit_tiny_patch16_224", **sizes, pretrained=False).eval()
+
+    def result(model):
+        with torch.no_grad():
+            return model(x)
+
+    torch.manual_seed(0)
+    model, x = breccia.quantize_(vit(), recipe), torch.randn(2, 3, 32, 32)
+    assert sum(isinstance(layer, QuantizedLinear) for layer in model.modules()) == 5
+    saved, floats = tmp_path / "saved", tmp_path / "floats"
+    timm.models.save_for_hf(model, saved, safe_serialization=True)
+    with pytest.raises(RuntimeError, match=r"Missing key.*head\.weight"):
+        timm.create_model(f"local-dir:{saved}", pretrained=True)
+    again = breccia.quantize_(vit(), recipe)
+    timm.models.load_checkpoint(again, str(saved / "model.safetensors"))
+    assert torch.equal(result(again), result(model))
+    breccia.checkpoint.convert(saved, floats, "fp32")
+    plain = vit()
+    timm.models.load_checkpoint(plain, str(floats / "model.safetensors"))
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            assert torch.equal(plain.get_submodule(name).weight, breccia.dequantize(layer.weight)), name
+
+
 def test_a_model_inside_of_another_module_is_marked(tmp_path):
     """As sentence-transformers and others hold one, and save it with its own method."""
     outer = torch.nn.Sequential(torch.nn.Linear(128, 128), llama())
