@@ -155,7 +155,9 @@ class Planner:
             self.target = dataclasses.replace(self.target, together=together)
         if target.include or target.exclude:
             self._check_patterns(to_convert)
-        self.choices = self._with_whole_heads([self._choose(one, self.target) for one in to_convert])
+        self.choices = [self._choose(one, self.target) for one in to_convert]
+        if self._quantized:
+            self.choices = self._with_whole_heads(self.choices)
         self._add_activations()
         self.choices += made_anew(checkpoint, self.target)
         if not target.float_dtype:

@@ -27,7 +27,7 @@ from breccia.schemes.value import ModelScheme, Rule
 Method: TypeAlias = Literal["nearest", "gptq"]
 _MANIFEST = (
     *("include", "exclude", "scale_search", "group_size", "unmarked", "method", "order", "damp", "smooth"),
-    *("embeddings", "head", "dtype_of_rest"),
+    *("embeddings", "head", "dtype_of_rest", "activations"),
 )
 
 
@@ -134,10 +134,9 @@ class Request:
 
     def said(self) -> dict[str, Any]:
         """What `convert` was given beside the target's name and files of data, of JSON types."""
-        usual = {one.name: one.default for one in dataclasses.fields(self)}
-        given: dict[str, Any] = {name: getattr(self, name) for name in _MANIFEST if getattr(self, name) != usual[name]}
-        if self.asked is not None:
-            given |= {"scheme": self.asked.scheme.to_toml(), "activations": self.asked.activations}
+        given = {name: getattr(self, name) for name in _MANIFEST if getattr(self, name) != getattr(Request, name)}
+        if self.asked is not None and (scheme := self.asked.scheme.to_toml()):
+            given["scheme"] = scheme
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
     def target(self, device: Device = Device()) -> Target:  # noqa: B008
