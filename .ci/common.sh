@@ -127,6 +127,19 @@ debian_packages() {
     DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# beside_build_venv FOLDER LIST: a Python at FOLDER with the packages of a list. They come before those of build/venv,
+# which it finds after them, breccia's entry points among them.
+beside_build_venv() {
+    local made=$1 list=$2 folder
+    rm -rf "$made"
+    "${PYTHON:-python3}" -m venv "$made" || return
+    "$made/bin/python" -m pip install --quiet --no-deps -r "$list" || return
+    folder=$("$made/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo "import site; site.addsitedir('$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+        >"$folder/packages_of_build_venv.pth"
+    cp "$list" "$made"
+}
+
 # What the tests compare with, beside frameworks.
 oracles=(ml_dtypes gfloat safetensors matplotlib onnx)
 

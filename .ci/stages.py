@@ -42,8 +42,9 @@ class Stage:
         name: as the summary prints it.
         command: what runs, from the root of the checkout.
         protects: what would go unseen without it.
-        paths: what the paths begin with that it answers for; its own script is always one of them.
-        in_turn: whether it has a turn where no path of its is touched; else it runs with `--all` alone.
+        paths: what the paths begin with that it answers for; the script of one that is in turn is always one of them.
+        in_turn: whether it has a turn where no path of its is touched; else it runs with `--all`, and where one of its
+            paths is touched.
         holds: the name of a stage that is part of this one, and not run beside it.
         whole: what the command is given with `--all`, where it runs a part of its cases without.
         one_processor: whether it leaves the others idle for much of its time, so that the next stages run beside it.
@@ -63,7 +64,8 @@ class Stage:
     leaves: tuple[str, ...] = ()
 
     def answers_for(self, path: str) -> bool:
-        return path in (self.command.split()[0], ".ci/common.sh") or path.startswith(self.paths)
+        shared = (self.command.split()[0], ".ci/common.sh") if self.in_turn else ()
+        return path in shared or path.startswith(self.paths)
 
 
 STAGES = (
@@ -200,6 +202,15 @@ STAGES = (
         whole="--whole",
     ),
     Stage(
+        "producers",
+        ".ci/run_producers",
+        "that checkpoints which llm-compressor, ModelOpt and others make are read as they mean them, and written in "
+        "every target",
+        ("tests_py/producers/", "tests_py/producer_runner.py", ".ci/run_producers", ".ci/requirements-producers.txt"),
+        in_turn=False,
+        whole="--whole",
+    ),
+    Stage(
         "a format is added",
         ".ci/add_format",
         "that a new format is written in the places that are named above, and nowhere else",
@@ -323,7 +334,7 @@ def chosen(touched: list[str] | None, count: int) -> list[tuple[Stage, str, int]
             reasons[stage] = "always"
         elif touched is None and stage.in_turn:
             reasons[stage] = "what the change touches is not known"
-        elif found := next((path for path in touched or () if stage.in_turn and stage.answers_for(path)), None):
+        elif found := next((path for path in touched or () if stage.answers_for(path)), None):
             reasons[stage] = found
     turns = dict.fromkeys(reasons, count)
     rest = [stage for stage in STAGES if stage.in_turn and stage not in reasons]

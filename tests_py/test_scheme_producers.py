@@ -40,7 +40,7 @@ def produced(producer, kinds, folder):
     model = tiny("llama", folder / "llama")
     runner = Path(__file__).parent / "producer_runner.py"
     words = [sys.executable, str(runner), producer, str(model), str(folder), *kinds]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 

@@ -42,6 +42,7 @@ def test_every_stage_has_a_script() -> None:
         ("python/breccia/vllm/linear.py", ["serving programs"]),
         ("python/breccia/nn/linear.py", ["serving programs"]),
         (".ci/run_threads", ["thread sanitizer"]),
+        (".ci/run_producers", ["producers"]),
         ("docs/faq.md", []),
     ],
 )
@@ -110,6 +111,7 @@ def test_everything_runs_where_the_change_is_not_known() -> None:
     every = {stage.name for stage in stages.STAGES if stage.in_turn}
     assert names(None).keys() == every == names([".ci/common.sh"]).keys()
     assert [stage.name for stage in stages.STAGES if not stage.in_turn] == [
+        "producers",  # long, and of programs that change with their own versions
         "macOS and Windows",  # long, and of little that a change breaks
         "wheels",
         "figures",  # which are measured by hand
@@ -218,6 +220,22 @@ def test_a_stage_runs_beside_all_that_follow_until_it_ends(tmp_path: Path) -> No
     assert run.returncode == 0, run.stdout + run.stderr
     said = re.findall(r"^=== (\w+)$", run.stdout, re.MULTILINE)
     assert said == ["first", "one", "two", "last", "waits"]  # which waits for the last
+
+
+def test_where_producers_are_not_to_be_had_their_stage_says_so(tmp_path: Path) -> None:
+    """In one line, and nothing of it fails."""
+    (tmp_path / ".ci").mkdir()
+    for name in ("run_producers", "common.sh", "requirements-producers.txt"):
+        shutil.copy(ROOT / ".ci" / name, tmp_path / ".ci")
+    python = tmp_path / "python"  # which makes an environment whose pip finds nothing
+    refuses = "#!/bin/sh\necho Looking for it\necho ERROR: No matching distribution >&2\nexit 1\n"
+    python.write_text(f"#!/bin/sh\nmkdir -p $3/bin\nprintf '{refuses}' >$3/bin/python\nchmod +x $3/bin/python\n")
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python)}
+    run = subprocess.run([tmp_path / ".ci/run_producers"], env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    said = "producers are skipped, their packages cannot be installed: ERROR: No matching distribution\n"
+    assert run.stdout == said
 
 
 def test_frozen_bytes_and_contracts_always_run() -> None:

@@ -31,6 +31,13 @@ def share(command: str) -> str:
     return f"one of {turns[1]} that are alike" if turns else "all"
 
 
+def runs_on(stage: Any, module: Any) -> str:
+    if stage.paths == module.ALWAYS:
+        return "always"
+    times = [] if stage.in_turn else ["each night and before a release"]
+    return ", ".join([f"`{path}`" for path in stage.paths] + times)
+
+
 def stages() -> str:
     """Each stage: what it protects, how much of it runs, and on which change."""
     module = load()
@@ -39,9 +46,7 @@ def stages() -> str:
             f"`{stage.command}`",
             stage.protects,
             share(stage.command),
-            "always"
-            if stage.paths == module.ALWAYS
-            else ", ".join(f"`{path}`" for path in stage.paths) or "each night and before a release",
+            runs_on(stage, module),
         ]
         for stage in module.STAGES
     ]
