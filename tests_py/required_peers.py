@@ -18,6 +18,7 @@ WANTING = re.compile(r"could not import '(?P<asked>[\w.]+)'|No module named|(?P<
 # What may be missing all the same, and why.
 OPTIONAL = {
     "llama_cpp": "there is no wheel of llama-cpp-python on PyPI",
+    "timm": "it wants torchvision, whose wheels beside the CPU build of torch do not load",
     **({"tomllib": "Python has it from 3.11 on"} if sys.version_info < (3, 11) else {}),
 }
 

@@ -179,7 +179,7 @@ def test_timm(recipe, tmp_path):
     try:
         import timm.models
     except (ImportError, RuntimeError) as error:  # the latter of a torchvision that is for another build of torch
-        pytest.skip(f"timm: {error}")
+        pytest.skip(f"timm is not installed, or its torchvision does not load: {error}")
 
     def vit():
         sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "num_heads": 2, "depth": 1, "num_classes": 128}
