@@ -118,9 +118,10 @@ consteval Field<T> field(std::string_view name, std::string_view words = {}, int
 
 // Throws where the number of a type's member is none that the field takes.
 void check(const FieldSpec& spec, std::optional<std::int64_t> number) {
+    if (!number) return;
     if (spec.kind == Kind::choice && *number > std::ranges::count(spec.text, '|'))
         choice_of(spec, "choice " + std::to_string(*number));
-    if (number && (spec.kind == Kind::positive || spec.kind == Kind::optional_positive)) integer_of(spec, *number, 1);
+    if (spec.kind == Kind::positive || spec.kind == Kind::optional_positive) integer_of(spec, *number, 1);
 }
 
 // A row's names and fields, and the Recipe that values of them stand for, but for its name.
@@ -250,6 +251,8 @@ template <auto Format, const auto& Elements>
 consteval auto mx_row(std::string_view name, std::string_view short_name, std::string_view format_field,
                       std::string_view block_text = "MX block_size is fixed at 32 by the OCP MX spec") {
     using T = decltype(owner_of(Format));
+    // clang-tidy takes template arguments that are objects for parentheses.
+    // NOLINTBEGIN(readability-redundant-parentheses)
     return Description(
         name, short_name,
         {field<Format>(format_field, Elements.words), Field<T>{{"block_size", Kind::fixed, block_text, 32}},
@@ -262,6 +265,7 @@ consteval auto mx_row(std::string_view name, std::string_view short_name, std::s
                     .rule = mx_rounding(r.scale_rounding),
                     .search = r.scale_search};
         });
+    // NOLINTEND(readability-redundant-parentheses)
 }
 constexpr auto mxfp8_row = mx_row<&mxfp8::fp8_format, mxfp8_format>(
     "MXFP8BlockScaling", "mxfp8", "fp8_format", "MXFP8 block_size is fixed at 32 by the OCP MX spec");
@@ -328,6 +332,7 @@ constexpr Description int8_expanded_row("INT8ExpandedScaling", "int8_expanded",
                                         });
 
 template <const auto& Row>
+// NOLINTNEXTLINE(readability-redundant-parentheses): see mx_row
 constexpr RecipeRow row{Row.name, Row.short_name, Row.specs, [](const Fields& given) { return Row.make(given); }};
 
 }  // namespace
