@@ -66,6 +66,11 @@ def divides(parts: int, k: int) -> bool:
     return (parts - 1) * -(-slices // parts) < slices
 
 
+def adding(parts: int, m: int, n: int) -> float:
+    """The microseconds to add up so many parts of K."""
+    return ADDING + ADDING_MB * 4e-6 * parts * m * n if parts > 1 else 0.0
+
+
 @lru_cache(4096)
 def fp8_tile(m: int, n: int, k: int, mode: str, sms: int = 132) -> Tile:
     """Configuration for an (m, k) by (n, k) product; mode is fast, precise or block."""
@@ -136,9 +141,7 @@ def quickest(m: int, n: int, k: int, mode: str, sms: int) -> Tile:
         for parts in PARTS if tile.pairs else PARTS[:1]:
             if not divides(parts, k):
                 continue
-            length = -(-slices // parts)
-            time = ends + -(-tiles * parts // sms) * length * each
-            time += (ADDING + ADDING_MB * 4e-6 * parts * m * n) if parts > 1 else 0.0
+            time = ends + -(-tiles * parts // sms) * -(-slices // parts) * each + adding(parts, m, n)
             if time < best:
                 best, found = time, replace(tile, parts=parts)
     if found.waves == 2:
@@ -211,10 +214,14 @@ class WeightTile:
         """Of the weights."""
         return 64 if self.split else 64 * self.consumers
 
+    @property
+    def step(self) -> int:
+        """Slices of 128 of K in a round: four for each consumer that divides K."""
+        return 4 * (self.consumers if self.split else 1)
+
     def slices(self, k: int, parts: int) -> int:
-        """Slices of 128 of K in each of the parts, in whole rounds of four a consumer that divides K."""
-        step = 4 * (self.consumers if self.split else 1)
-        return -(-k // (128 * step * parts)) * step
+        """Slices of 128 of K in each of the parts, in whole rounds."""
+        return -(-k // (128 * self.step * parts)) * self.step
 
     def rounds(self, kind: str, experts: int = 0) -> bool:
         """Whether float scales go into the weights, which rounds them to bf16: elsewhere they multiply the sum of each
@@ -273,8 +280,7 @@ def weight_tile(m: int, n: int, k: int, kind: str, experts: int = 0, sms: int = 
         tiles = -(-m // tile.cols) * -(-n // tile.rows)
         for parts in WEIGHT_PARTS[: 1 if tile.order else None]:
             length = tile.slices(k, parts)
-            time = ends + -(-tiles * parts // sms) * length * each
-            time += (ADDING + ADDING_MB * 4e-6 * parts * m * n) if parts > 1 else 0.0
+            time = ends + -(-tiles * parts // sms) * length * each + adding(parts, m, n)
             if (parts - 1) * length * 128 < k and time < best:
                 best, found = time, replace(tile, parts=parts)
     return replace(found, cols=8) if m <= 8 else found

@@ -116,7 +116,7 @@ def weights_matmul(
         row_tiles,
         col_tiles,
         k // 128,
-        tile.slices(k, tile.parts) // (4 * (tile.consumers if tile.split else 1)),
+        tile.slices(k, tile.parts) // tile.step,
         tile.parts,
         s_col,
         KIND=kind,
