@@ -114,8 +114,9 @@ def execute(
                 if losses is not None and kind.decode is not None:
                     sums.append(compare(values, kind.decode(made)))
             else:
+                importance = _importance(target, found)
                 for at, values in pieces(True):
-                    weights = _importance(target, found, at, values)
+                    weights = _importance_at(importance, found, at, values)
                     _encode(values, kind, weights, name, sink, sums, at * math.prod(found.shape[1:]))
             if losses is not None and sums:
                 losses[found.name] = summed(sums, again=isinstance(values, ScaledTensor))
@@ -129,6 +130,8 @@ def execute(
             if losses is not None:
                 losses[found.name] = summed(sums, again=choice.action == "requantize")
     checkpoint.release(found)
+    if target.importance is not None:
+        target.importance.release()
     return sum(bad)
 
 
@@ -166,18 +169,17 @@ def _quantized(
     """A tensor in its new recipe: by GPTQ, by importance, or without data."""
     recipe, found = choice.recipe, choice.found
     assert recipe is not None
+    feeds, requantized = _feeds(choice, target), choice.action == "requantize"
+    importance = None if feeds or requantized else _importance(target, found)
     for at, values in pieces:
-        if _feeds(choice, target):
+        if feeds:
             made, said = feedback(choice, target, values, amax, functools.partial(_cast, target))
             if rounded is not None:
                 rounded[found.name] = said
-        elif choice.action == "requantize" and amax is None:
+        elif requantized and amax is None:
             made = target.device.requantize(values, recipe)
         else:
-            importance = None if choice.action == "requantize" else _importance(target, found, at, values)
-            made = _cast(target, values, recipe, amax, importance=importance)
-        if target.importance is not None:
-            target.importance.release()
+            made = _cast(target, values, recipe, amax, importance=_importance_at(importance, found, at, values))
         if sums is not None:
             sums.append(compare(values, made))
         yield at, made
@@ -205,12 +207,16 @@ def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
     return counting
 
 
-def _importance(target: Target, found: Found, at: int, values: Any) -> Array | None:
-    """Of the columns of a piece that begins at a matrix or a row."""
+def _importance(target: Target, found: Found) -> Array | None:
+    """Of a tensor's columns, as `Importance.of` has it."""
     diagonal = None if target.importance is None else target.importance.of_found(found)
-    if diagonal is None:
+    return None if diagonal is None else of_smoothed(diagonal, found)
+
+
+def _importance_at(of_all: Array | None, found: Found, at: int, values: Any) -> Array | None:
+    """The importance of the columns of a piece that begins at a matrix or a row, by that of all."""
+    if of_all is None:
         return None
-    of_all = of_smoothed(diagonal, found)
     if values.shape == found.shape:
         return of_all
     weights = column_weights(of_all, found.shape)
