@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
-__all__ = ["COLUMNS", "after", "amount", "fitted", "is_terminal", "lines_of", "one_line", "wrapped"]
+__all__ = ["COLUMNS", "after", "amount", "any_layer", "fitted", "is_terminal", "lines_of", "one_line", "wrapped"]
 
 COLUMNS = 80
 _LONGEST = 2000
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def amount(nbytes: int) -> str:
@@ -20,6 +22,11 @@ def amount(nbytes: int) -> str:
             break
         size /= 1000
     return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:.3g} {unit}"
+
+
+def any_layer(name: str) -> str:
+    """A tensor's name with * for numbers between dots: layers that differ by a number alone have one."""
+    return _NUMBERS.sub("*", name)
 
 
 def is_terminal(stream: Any) -> bool:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from breccia import bridges
 from breccia.bridges.contract import FileFormat
 from breccia.cli import explain
-from breccia.screen import COLUMNS, after, amount, fitted, one_line, wrapped
+from breccia.screen import COLUMNS, after, amount, any_layer, fitted, one_line, wrapped
 
 if TYPE_CHECKING:
     from breccia.checkpoint.planning.targets import Target
@@ -33,7 +32,6 @@ __all__ = [
 
 _HEADS = {"": "floats", bridges.OWN: "breccia's own"}
 _NOTES = 12  # that a screen shows
-_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 # What a program of `FileFormat.opens_in` is started with.
 _STARTS = {
     "vLLM": "vllm serve {out}",
@@ -50,7 +48,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for note in report["notes"]:
         name, colon, text = note.partition(": ")
-        groups.setdefault(f"{_NUMBERS.sub('*', name)}{colon}{text}", []).append(note)
+        groups.setdefault(f"{any_layer(name)}{colon}{text}", []).append(note)
     shown = [f"{len(some)} × {label}" if len(some) > 1 else some[0] for label, some in groups.items()]
     lines = [line for note in shown[:_NOTES] for line in wrapped(f"! {note}")]
     more = len(shown) - _NOTES
@@ -149,7 +147,7 @@ def plan_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """A dry run as a table: layers that differ by a number alone share a line."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for one in report["plan"]:
-        key = (_NUMBERS.sub("*", one["name"]), tuple(one["shape"]), one["action"], one["from"])
+        key = (any_layer(one["name"]), tuple(one["shape"]), one["action"], one["from"])
         groups.setdefault(key, []).append(one)
     rows = [("count", "shape", "from", "action", "bits", "name")]
     for (label, shape, action, kind), some in groups.items():

@@ -23,10 +23,10 @@ from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.input_file import JoinedFiles
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.lora.adapters import Adapter, Change
-from breccia.checkpoint.lora.merge import FLOATS, Merge, MergePlanner
+from breccia.checkpoint.lora.merge import Merge, MergePlanner
 from breccia.checkpoint.planning.choices import Choice
 from breccia.checkpoint.planning.targets import Target
-from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.reading.source import FLOATS, Checkpoint
 from breccia.checkpoint.writing.execute import as_dtype
 from breccia.checkpoint.writing.losses import Loss
 from breccia.checkpoint.writing.repack import Sink

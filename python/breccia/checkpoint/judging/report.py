@@ -28,12 +28,11 @@ from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.reports import VerifyReport
 from breccia.checkpoint.writing import manifest
 from breccia.schemes import traps
-from breccia.screen import amount
+from breccia.screen import amount, any_layer
 
 _FAR = 6  # median deviations
 _NAMED = 3  # tensors in a sentence
 _LAYER = re.compile(r"(.*?\.\d+)\.(.+)")
-_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 _ROOMS = (  # the first that matches a name
     ("norms", re.compile(r"norm|(^|\.)ln_|layer_?scale")),
     ("experts", re.compile(r"experts?\b|router|mlp\.gate\.|moe")),
@@ -130,7 +129,7 @@ def _row(checkpoint: Checkpoint, found: Found) -> dict[str, Any]:
     return {
         "name": found.name,
         "layer": layer,
-        "kind": _NUMBERS.sub("*", rest),
+        "kind": any_layer(rest),
         "room": _room(found.name),
         "format": found.kind if found.format == "plain" else f"{found.format} {found.kind}",
         "quantized": found.format != "plain",

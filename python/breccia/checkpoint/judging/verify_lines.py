@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from typing import Any
 
 from breccia.checkpoint.judging.output_error import lines_of
 from breccia.checkpoint.reports import VerifiedTensor, VerifyReport
-from breccia.screen import fitted, one_line, wrapped
+from breccia.screen import any_layer, fitted, one_line, wrapped
 
-_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 _SHOWN = 12  # names in a list
 
 
@@ -25,7 +23,7 @@ def render(report: VerifyReport, every: bool = False) -> str:
     groups: dict[Any, list[VerifiedTensor]] = {}
     failed = set(report["failed"])
     for t in rows:
-        label = t["name"] if every else _NUMBERS.sub("*", t["name"])
+        label = t["name"] if every else any_layer(t["name"])
         alike = (label, tuple(t["shape"]), t["mistake"], t["name"] in failed, t["bound_db"], "output_error" in t)
         groups.setdefault(alike, []).append(t)
     lines = [f"{'count':>5}  {'SQNR dB':>8}  {'cosine':>10}  {'max error':>10}"] if rows else []

@@ -33,7 +33,7 @@ from breccia.checkpoint.planning.rotations import KEYS, rotations_of
 from breccia.checkpoint.planning.shared_scales import fused
 from breccia.checkpoint.planning.targets import Target
 from breccia.checkpoint.reading.models import is_stored_turned
-from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.reading.source import FLOATS, Checkpoint
 from breccia.checkpoint.reports import MergeReport
 from breccia.checkpoint.workers import runs
 from breccia.checkpoint.writing import outputs
@@ -44,8 +44,6 @@ from breccia.checkpoint.writing.repack import Sink, repack
 from breccia.checkpoint.writing.work import Work, check_destination
 from breccia.recipes import choices
 from breccia.scaled_tensor import ScaledTensor
-
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Group:

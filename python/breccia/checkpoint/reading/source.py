@@ -39,7 +39,7 @@ from breccia.schemes import Match, ModelScheme, Rule, of_checkpoint
 
 Unmarked: TypeAlias = Literal["comfyui", "modelopt"]  # whose block scales have one shape and two orders
 UNMARKED = get_args(Unmarked)
-_FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Checkpoint:
@@ -410,4 +410,4 @@ def container_of(path: Path) -> Container:
 
 def is_float(found: Found) -> bool:
     """Whether a plain tensor holds numbers: of high precision, or FP8 that was cast without a scale."""
-    return found.format == "plain" and (found.dtype in _FLOATS or bool(found.origin.numbers))
+    return found.format == "plain" and (found.dtype in FLOATS or bool(found.origin.numbers))

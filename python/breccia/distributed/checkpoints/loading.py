@@ -22,6 +22,9 @@ from breccia.nn import QuantizedLinear, ScaledLinear
 from breccia.nn.states import MEANING
 from breccia.value.form import PARTS
 
+__all__ = ["load", "quantize_as_"]
+
+_AT_A_TIME = 1 << 30  # values, of all ranks together, from which codes at rest are made
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # of torch.compile and the like
 
 
@@ -46,11 +49,6 @@ def stored_state(model: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
         for name, tensor in model.state_dict().items()
         if name not in own and isinstance(tensor, torch.Tensor)
     }
-
-
-__all__ = ["load", "quantize_as_"]
-
-_AT_A_TIME = 1 << 30  # values, of all ranks together, from which codes at rest are made
 
 
 def load(
